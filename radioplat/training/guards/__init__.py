@@ -1,1 +1,1 @@
-"""Guards: conditions that skip a step, pause a run or end it; `training/loop/run_hooks.py` lists them."""
+"""Guards: conditions that skip a step, or stop or end a run; `training/loop/run_hooks.py` lists them."""

@@ -1,4 +1,4 @@
-"""Ends a run with a report when too many images prove unreadable, instead of learning from zeros."""
+"""End a run with a report if too many images are unreadable, instead of training on samples without weight."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.watch.phases import COLLECTIVE, Phases
 
-FEWEST = 1000  # the share is taken of at least so many samples, so that one bad image does not end a small run
-# And of at most so many, the last ones: of all that was ever seen, a long run would have to lose days of samples. One
-# shard of 10,000 samples that is gone, which takes turns with fifteen others, is 4% of them.
+# The share of bad samples is computed over at least FEWEST samples, so that one bad image does not end a small run, and
+# over at most the last WINDOW: over all samples seen, a long run would reach the limit only after losing days of
+# samples. One missing shard of 10,000 samples that is read interleaved with fifteen others is 4% of a window.
+FEWEST = 1000
 WINDOW = 1 << 18
 EXAMPLES = 3
 _NONE: Counter[str] = Counter()
 
 
 class BadSamples(StepHook):
-    """Counts the samples of weight zero among the last :data:`WINDOW` of this start, over all ranks.
+    """Count the unreadable samples among the last :data:`WINDOW` samples of this start, over all ranks.
 
     Args:
-        index: the run's own copy, to name the samples.
-        most: the share that is tolerated (``dataset.max_bad_fraction``).
-        device: of this rank's messages.
-        phases: gets the phase ``collective`` while the ranks are added up.
+        index: the run's copy of the index; provides the names of samples.
+        most: largest share that is accepted (``dataset.max_bad_fraction``).
+        device: device of the tensors in collectives.
+        phases: set to ``collective`` during the all-reduce.
     """
 
     name = "bad_samples"
@@ -38,14 +39,14 @@ class BadSamples(StepHook):
     def __init__(self, index: ShardIndex, most: float, device: torch.device, phases: Phases) -> None:
         self._index, self._most, self._device, self._phases = index, most, device, phases
         self._samples = self._bad = 0  # in the window, on all ranks
-        self._window: deque[tuple[int, int, Counter[str]]] = deque()  # of each step: both, and this rank's reasons
-        self._fresh = [0, 0]  # seen and bad of this rank since the last judgement
-        self._reasons: Counter[str] = Counter()  # likewise
-        self._examples: deque[tuple[int, str]] = deque(maxlen=EXAMPLES)  # the last of this rank
+        self._window: deque[tuple[int, int, Counter[str]]] = deque()  # per step: both counts, and this rank's reasons
+        self._fresh = [0, 0]  # samples and bad samples of this rank since the last check
+        self._reasons: Counter[str] = Counter()  # of this rank's bad samples since the last check
+        self._examples: deque[tuple[int, str]] = deque(maxlen=EXAMPLES)  # the last bad samples of this rank
 
     def end_micro_batch(self, step: int, batch: Batch) -> None:
-        """Count its samples."""
-        # An image of one colour was asked to be left out: it is in the ledger, but it is not bad.
+        """Count the samples and the bad samples of ``batch``."""
+        # Images of one colour are left out on request of the spec: they are in the ledger but are not bad.
         faults = {row: why for row, why in batch.faults.items() if why.partition(":")[0] != UNIFORM_COLOR}
         self._fresh[0] += len(batch)
         self._fresh[1] += len(faults)
@@ -54,10 +55,10 @@ class BadSamples(StepHook):
             self._examples.append((row, reason))
 
     def end_step(self, record: StepRecord) -> None:
-        """Add up all ranks.
+        """Sum the counts over all ranks and check the share of bad samples; every rank must call it.
 
         Raises:
-            DataError: on every rank, with counts by reason and a few names.
+            DataError: on every rank, if the share is too high; the message has counts by reason and examples.
         """
         with self._phases(COLLECTIVE), collectives.mark_agreed():
             self._check(record.step)

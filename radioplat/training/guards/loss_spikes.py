@@ -1,8 +1,8 @@
-"""Steps whose loss jumps: left out, or taken back together with all since the last checkpoint.
+"""Detect steps whose loss jumps, and skip them or roll back to the last checkpoint.
 
-The roll-back is that of PaLM (Chowdhery et al. 2022, section 5.1): begin again from a checkpoint before the spike, and
-leave out the batches that were seen between it and the end of the spike. There the same batches, met by other weights,
-did no harm: it is the two together that do.
+The roll-back is that of PaLM (Chowdhery et al. 2022, section 5.1): resume from a checkpoint before the spike, and leave
+out the batches between it and the end of the spike. In PaLM, the same batches did no harm when other weights were
+trained on them: the spike came from the combination of batches and weights.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Trail = list[tuple[int, np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class RollBack:
-    """The order to resume from the last checkpoint after a loss spike.
+    """Instruction to resume from the last checkpoint after a loss spike.
 
     Attributes:
-        step: the first that is taken.
-        count: roll-backs of the run, this one included.
-        loss: that jumped.
-        trail: what this rank consumed since that checkpoint, or from further back: step, positions, ids.
-        quarantined: teachers that are not asked any more; those of the checkpoint may be fewer.
+        step: the first step to train after the roll-back.
+        count: number of roll-backs of the run, including this one.
+        loss: the loss that jumped.
+        trail: micro-batches that this rank consumed since that checkpoint or earlier: (step, positions, sample ids).
+        quarantined: teachers that are no longer used; the checkpoint may have fewer.
     """
 
     step: int
@@ -46,15 +46,15 @@ class RollBack:
 
 
 class SpikeGuard(StepHook):
-    """Compares each step's loss with the median of those before it; the same on every rank, as the losses are.
+    """Compare each step's loss with the median of earlier losses; the result is the same on every rank.
 
     Args:
-        micro_batches: real ones of a step, over all ranks.
-        device: of this rank's messages.
+        micro_batches: number of micro-batches of a step over all ranks, without padding.
+        device: device of the tensors in collectives.
 
     Attributes:
-        count: roll-backs of the run so far.
-        trail: what this rank consumed since the checkpoint before the last; only where spikes are rolled back.
+        count: number of roll-backs of the run so far.
+        trail: micro-batches of this rank since the checkpoint before the last; empty unless spikes are rolled back.
     """
 
     name = "loss_spikes"
@@ -70,11 +70,11 @@ class SpikeGuard(StepHook):
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a spike takes back the steps since the last checkpoint."""
+        """True if a spike rolls back the steps since the last checkpoint."""
         return self._config.action is SpikeAction.rollback
 
     def before_update(self, record: StepRecord) -> StepDecision:
-        """Where spikes are skipped: compare the loss of the whole step, whose weights have not moved yet."""
+        """If the spec skips spikes: skip the step if its loss over all ranks jumped, before the weights are updated."""
         if self._config.action is not SpikeAction.skip_step:
             return CONTINUE
         mine = torch.tensor([record.values.get("loss", 0.0)], dtype=torch.float64, device=self._device)
@@ -82,29 +82,32 @@ class SpikeGuard(StepHook):
         return StepDecision("its loss jumped", "loss_spike") if jumps else CONTINUE
 
     def end_micro_batch(self, step: int, batch: Batch) -> None:
-        """Remember a micro-batch, in case its step is taken back."""
+        """Remember a micro-batch, in case its step is rolled back."""
         if self.rolls_back:
             self.trail.append((step, batch.position.copy(), batch.sample_id.copy()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Losses of the last steps that counted, oldest first, [] where spikes are not looked for; the count."""
+        """Return the count of roll-backs and the last losses, oldest first; no losses if the spec ignores spikes."""
         return {"recent_losses": list(self._losses), "rollbacks": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it; the window may be shorter now."""
+        """Restore the state; losses older than the current window are dropped."""
         self._losses, self.count = list(state["recent_losses"])[-self._config.window :], state["rollbacks"]
 
     def is_spike(self, loss: float) -> bool:
-        """Whether ``loss`` is more than ``factor`` times the median of the last ``window`` steps that counted.
+        """Return True if ``loss`` is more than ``factor`` times the median of the last ``window`` losses.
 
-        False until there have been so many.
+        Returns False until there are ``window`` losses, and for a loss that is not finite.
         """
         if self._config.action is SpikeAction.none or len(self._losses) < self._config.window:
             return False
         return math.isfinite(loss) and loss > self._config.factor * statistics.median(self._losses)
 
     def must_roll_back(self, loss: float) -> bool:
-        """Judge the loss of a step that moved the weights; one that stays is counted. The same on every rank."""
+        """Return True if a step that moved the weights must be rolled back; otherwise remember its loss.
+
+        The result is the same on every rank; every rank must call it.
+        """
         if self.rolls_back and self._agreed(self.is_spike(loss)):
             return True
         if self._config.action is not SpikeAction.none:
@@ -112,18 +115,18 @@ class SpikeGuard(StepHook):
         return False
 
     def saved(self, steps: int) -> None:
-        """A checkpoint of ``steps`` steps was given to be written: what is behind the one before it stays.
+        """Drop the part of the trail before the previous checkpoint, after a checkpoint of ``steps`` steps was saved.
 
-        Should it fail, the one before it is gone back to.
+        The trail since the previous checkpoint is kept, because a roll-back uses that one if the new one fails.
         """
         self.trail = [entry for entry in self.trail if entry[0] >= self._saved_at]
         self._saved_at = steps
 
     def roll_back(self, record: StepRecord, quarantined: Iterable[str]) -> RollBack:
-        """Count a roll-back of ``record``'s step, whose loss jumped; every rank calls it.
+        """Count and return a roll-back of ``record``'s step, whose loss jumped; every rank must call it.
 
         Raises:
-            TrainingError: it would be one too many.
+            TrainingError: on every rank, if there have already been ``max_rollbacks``.
         """
         loss = record.values["loss"]
         if self.count >= self._config.max_rollbacks:
@@ -139,5 +142,5 @@ class SpikeGuard(StepHook):
         return RollBack(record.step + 1, self.count, loss, self.trail, frozenset(quarantined))
 
     def _agreed(self, mine: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Return True if ``mine`` is True on any rank."""
         return bool(collectives.maximum(torch.tensor([float(mine)], device=self._device)).item())

@@ -1,4 +1,4 @@
-"""Steps with a loss term that is NaN or infinite, or without any sample of weight: skipped by all ranks at once."""
+"""Skip steps, on all ranks, that have a NaN or infinite loss term or no sample with weight."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRec
 
 
 class NonFiniteGuard(StepHook):
-    """Skips a step in which a term is not finite on any rank, or no sample has weight.
+    """Skip a step in which any term is not finite on any rank, or in which no sample has weight.
 
     Attributes:
-        tripped: whether a term of this step was not finite, on any rank.
-        has_weight: whether a sample of this step has weight, on any rank, as far as the step was checked.
-        terms: names of the terms of the present micro-batch that were not finite on this rank.
+        tripped: True if a term of this step was not finite on any rank.
+        has_weight: True if a sample with weight was found in this step on any rank, in the micro-batches so far.
+        terms: names of the terms of the current micro-batch that were not finite on this rank.
     """
 
     name = "non_finite"
@@ -33,7 +33,7 @@ class NonFiniteGuard(StepHook):
         self._config, self._objective = config, objective
         self.tripped = self.has_weight = self._empty = False
         self.terms: list[str] = []
-        self._reasons: list[str] = []  # why, where this rank knows it
+        self._reasons: list[str] = []  # causes that this rank knows
         self._terms_of_step: list[str] = []
         self._in_a_row = self._empty_in_a_row = 0
 
@@ -47,11 +47,11 @@ class NonFiniteGuard(StepHook):
         self.terms = []
 
     def no_answer(self, reason: str) -> None:
-        """A teacher gave no answer in this step, so that its terms will not be finite."""
+        """Record why a teacher gave no answer in this step; its terms will be NaN."""
         self._reasons.append(reason)
 
     def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
-        """Check every term on every rank; one copy from the device, and one small all-reduce."""
+        """Check all terms on all ranks, with one copy from the device and one small all-reduce."""
         names = list(losses)
         values = torch.stack([losses[name].detach().float() for name in names])
         bad = [not math.isfinite(value) for value in values.tolist()]
@@ -66,7 +66,7 @@ class NonFiniteGuard(StepHook):
             self._terms_of_step = [name for name, wrong in zip(names, bad, strict=True) if wrong]
             return StepDecision("a loss term was not finite")
         if last and not self.has_weight:
-            # Zero gradients would move weights all the same: by weight decay, and by the moments.
+            # Even with zero gradients an update would change weights, by weight decay and by the moments.
             self._empty = True
             self._empty_in_a_row += 1
             in_a_row = f" ({self._empty_in_a_row} such steps in a row)" if self._empty_in_a_row > 1 else ""
@@ -74,10 +74,11 @@ class NonFiniteGuard(StepHook):
         return CONTINUE
 
     def end_step(self, record: StepRecord) -> None:
-        """Apply the spec's policy; the same on every rank.
+        """Apply the spec's policy to a step that was not finite; the same on every rank.
 
         Raises:
-            TrainingError: policy ``fail``, no teacher is left, or too many steps in a row moved no weight.
+            TrainingError: on every rank: with policy ``fail``, if no teacher remains, or if too many steps in a row
+                were not finite.
         """
         if not self._empty:
             self._empty_in_a_row = 0
@@ -90,16 +91,20 @@ class NonFiniteGuard(StepHook):
                 self._overflowed(record.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The quarantined teachers."""
+        """Return the names of the quarantined teachers."""
         return {"quarantined": sorted(self._objective.quarantined)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Quarantine them again."""
+        """Quarantine the teachers of the checkpoint again."""
         for name in state["quarantined"]:
             self._objective.quarantine(name)
 
     def _decide(self, step: int) -> None:
-        """A term was not finite."""
+        """Apply the policy after a loss term was not finite.
+
+        Raises:
+            TrainingError: as in :meth:`end_step`.
+        """
         self._in_a_row += 1
         reasons = dict.fromkeys(reason for reasons in collectives.gather_objects(self._reasons) for reason in reasons)
         terms = ", ".join(self._terms_of_step) + "".join(f"; {reason}" for reason in reasons)
@@ -124,7 +129,11 @@ class NonFiniteGuard(StepHook):
             )
 
     def _overflowed(self, step: int) -> None:
-        """The losses were finite and the gradients were not; in fp16 a few such steps are how the scale is found."""
+        """Count a step with finite losses but non-finite gradients; fp16 has a few while it searches the loss scale.
+
+        Raises:
+            TrainingError: too many steps in a row were not finite.
+        """
         self._in_a_row += 1
         if self._in_a_row >= self._config.max_non_finite_steps:
             raise TrainingError(

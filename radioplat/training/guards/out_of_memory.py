@@ -1,8 +1,8 @@
-"""When memory runs out: the group starts again, and the model sees each micro-batch in halves from then on.
+"""Out-of-memory handling: restart the worker group, and split micro-batches into smaller pieces from then on.
 
-The micro-batch of the data stays what it is, and so do the global batch, the order and the ledger: only
-forward and backward go through a micro-batch in ``2^halvings`` pieces (:mod:`radioplat.objectives.pieces`). The
-number is stored in the task folder, so that every later start begins with it.
+The data's micro-batches, the global batch, the order and the ledger do not change: only forward and backward process
+a micro-batch in ``2^halvings`` pieces (:mod:`radioplat.objectives.pieces`). The number of halvings is stored in the
+task folder and used by every later start.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from radioplat.tracking.attempts.logs import cause_of
 from radioplat.tracking.results import write_atomic
 
 FILE = "memory.json"
-# What torch's CPU allocator and C++ say, as RuntimeError.
+# Messages of RuntimeErrors from torch's CPU allocator and from C++.
 _MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether ``error`` says that a GPU's or the host's memory is used up."""
+    """Return True if ``error`` means that GPU or host memory ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:
-    """The number of halvings of this start's micro-batches, and a line for the user, empty for 0; rank 0 calls it.
+    """Return the number of halvings of this start's micro-batches, and a message for the user; rank 0 calls it.
 
-    What was found at another ``dataset.batch_size`` is no guide. An attempt that an out-of-memory killer ended, the
-    host's or Ray's, could not write down anything: there the cause that its driver saw counts as one halving more.
+    A number stored for another ``dataset.batch_size`` is ignored. An attempt that was killed by the out-of-memory
+    killer of the host or of Ray could not store anything; if its driver recorded that cause, one halving is added. The
+    message is empty for 0 halvings.
     """
     size = spec.dataset.batch_size
     try:
@@ -58,11 +59,11 @@ def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def watched(task_folder: Path, spec: Spec, count: int, attempt: int, step: int) -> Iterator[None]:
-    """Around forward and backward: when memory runs out, record that the next start halves once more than ``count``.
+    """Run forward and backward in this block: if memory runs out, store one halving more than ``count``.
 
     Raises:
-        OutOfMemory: on this rank; the group has to start again.
-        TrainingError: there is nothing left to halve.
+        OutOfMemory: on this rank only; the worker group must restart.
+        TrainingError: the pieces are already single samples.
     """
     try:
         yield
@@ -86,5 +87,5 @@ def watched(task_folder: Path, spec: Spec, count: int, attempt: int, step: int) 
 
 
 def _write(task_folder: Path, size: int, count: int, attempt: int) -> None:
-    """Every rank of an attempt would write the same."""
+    """Write the number of halvings; all ranks of an attempt write the same contents."""
     write_atomic(task_folder / FILE, json.dumps({"batch_size": size, "halvings": count, "attempt": attempt}) + "\n")

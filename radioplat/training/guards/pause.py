@@ -1,9 +1,10 @@
-"""Stopping a worker group on purpose, between two steps and with a checkpoint: before a node goes, for more workers, or
-because the command received SIGTERM.
+"""Stop a worker group between two steps, after saving a checkpoint.
 
-A resize by Ray Train kills its workers where they are. Ours are asked first: every rank learns at the same step that
-one of them was asked, all save, and all leave with :class:`Paused`, which the failure policy does not count. From then
-on no step is taken until they are started again.
+Reasons are that a node will be removed, that more workers are available, or that the command received SIGTERM.
+
+Ray Train resizes a worker group by killing its workers. They are therefore asked to stop first: every rank learns at
+the same step that one of them was asked; all save a checkpoint and raise :class:`Paused`, which the failure policy does
+not count as a failure. No further step is trained until the workers are started again.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import torch.distributed as dist
 
 from radioplat.common import collectives
 
-CAUSES = ("", "resized", "drained", "stopped")  # by the number that travels; the larger counts
-_LOOK_S = 1.0  # between two looks at Ray's notices
-_request: tuple[int, str] = (0, "")  # of this process: the controller's calls come in another thread than the training
-_stepping = False  # whether the training of this process has come to its first step
+CAUSES = ("", "resized", "drained", "stopped")  # by the number in the all-reduce; the largest takes effect
+_LOOK_S = 1.0  # between two checks for Ray's notices
+_request: tuple[int, str] = (0, "")  # of this process; set in a thread other than the training thread
+_stepping = False  # True once training in this process has reached its first step
 
 
 class Paused(Exception):
-    """The workers left on purpose, with a checkpoint behind them.
+    """Raised when the workers stop on request, after they saved a checkpoint.
 
     Args:
         cause: one of ``resized``, ``drained``, ``stopped``.
-        detail: for people.
+        detail: explanation for the user.
     """
 
     def __init__(self, cause: str, detail: str = "") -> None:
@@ -38,23 +39,26 @@ class Paused(Exception):
 
 
 def ask_to_pause(cause: str, detail: str = "") -> None:
-    """Ask the worker in this process to pause after its step; the first reason of the larger kind stays."""
+    """Ask the worker in this process to stop after its current step.
+
+    Of several requests, the one with the largest cause is kept, and of equal causes the first.
+    """
     global _request
     if CAUSES.index(cause) > _request[0]:
         _request = CAUSES.index(cause), detail
 
 
 def ask_to_stop(detail: str = "") -> None:
-    """Ask the worker in this process to leave for good; before its first step it has nothing to save, and ends here."""
+    """Ask the worker in this process to stop for good; before its first step there is nothing to save: exit at once."""
     if not _stepping:
         os._exit(os.EX_TEMPFAIL)
     ask_to_pause("stopped", detail)
 
 
 class Pauses:
-    """Whether the ranks are to pause, found out together without waiting: one number a step, reduced beside it.
+    """Find out if the ranks are asked to stop, by an asynchronous all-reduce of one number during each step.
 
-    Every rank makes one, in the training thread, and calls :meth:`begin_step` and :meth:`requested` at each step.
+    Every rank creates one in the training thread, and calls :meth:`begin_step` and :meth:`requested` at each step.
     """
 
     def __init__(self) -> None:
@@ -65,7 +69,7 @@ class Pauses:
         self._work: dist.Work | None = None
 
     def begin_step(self) -> None:
-        """Send what this rank was asked so far."""
+        """Start the all-reduce of this rank's request."""
         global _stepping
         _stepping = True
         self._number[0] = _request[0]
@@ -73,7 +77,7 @@ class Pauses:
             self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, group=self._channel, async_op=True)
 
     def requested(self) -> Paused | None:
-        """After a step: what to leave with, the same on every rank; None to go on."""
+        """Return, after a step, the exception to raise, with the same cause on every rank; None to continue."""
         if self._work is not None:
             self._work.wait()
         cause = CAUSES[_request[0] if self._channel is None else int(self._number[0])]
@@ -81,14 +85,14 @@ class Pauses:
 
 
 def is_stepping() -> bool:
-    """Whether the training of this process has come to its first step."""
+    """Return True if training in this process has reached its first step."""
     return _stepping
 
 
 def watch_notices() -> None:
-    """Heed Ray's notices that a node is to go: looks for them in a thread of its own, until the process ends.
+    """Start a thread that waits for Ray's notices that a node will be removed, until the process ends.
 
-    ``ray.train.get_preemption_info`` is a barrier of all ranks: in the training thread it would cost every step.
+    ``ray.train.get_preemption_info`` is a barrier of all ranks; in the training thread it would slow down every step.
     """
     if os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") != "0":
         threading.Thread(target=_watch, name="notices", daemon=True).start()
@@ -97,7 +101,7 @@ def watch_notices() -> None:
 def _watch() -> None:
     import ray.train
 
-    # At the end of a run other ranks may be gone: then there is nothing left to heed.
+    # At the end of a run other ranks may have ended; then notices no longer matter.
     with contextlib.suppress(Exception):
         while True:
             info = ray.train.get_preemption_info()

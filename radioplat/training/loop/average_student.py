@@ -1,4 +1,4 @@
-"""The student's moving average as a teacher: a frozen copy of the student, filled from the run's EMA."""
+"""The student's moving average as a teacher: a frozen copy of the student with the weights of the run's EMA."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from radioplat.training.engine.ema import Ema
 
 
 class AverageStudent:
-    """Features of the averaged backbone, in evaluation: without DropPath, windows, noise or cropped position tables.
+    """Compute features of the averaged backbone in evaluation mode.
 
-    It has no state of its own: :meth:`update` fills it from the run's :class:`~radioplat.training.engine.ema.Ema` and
-    the student's buffers, which are in checkpoints. It is not an ``nn.Module``, so no engine partitions it.
+    DropPath, windows, noise and cropped position tables are therefore off.
+
+    It needs no state in checkpoints: :meth:`update` copies the run's :class:`~radioplat.training.engine.ema.Ema` and
+    the student's buffers, which checkpoints contain. It is not an ``nn.Module``, so the engine does not partition it.
 
     Args:
-        student: with its starting weights, before hooks are set on it and an engine has partitioned it.
+        student: the student with its starting weights, before hooks are registered on it and an engine partitions it.
 
     Attributes:
-        ema: the run's average; set once the engine is built.
+        ema: the run's average; set after the engine is built.
     """
 
     def __init__(self, student: Student) -> None:
@@ -36,7 +38,7 @@ class AverageStudent:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Copy the present average, in the student's dtype, and the buffers without one; every rank must call this."""
+        """Copy the current average, in the student's dtype, and the buffers that have none; all ranks must call it."""
         assert self.ema is not None
         dtype = next(self._student.backbone.parameters()).dtype
         if next(self._twin.backbone.parameters()).dtype is not dtype:
@@ -52,10 +54,10 @@ class AverageStudent:
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
-        """Features of uint8 images ``[B, 3, H, W]``, in the dtype of the student's weights, without a gradient.
+        """Return features of uint8 images ``[B, 3, H, W]``, in the dtype of the student's weights, without gradients.
 
         Args:
-            wanted: any of ``summary`` and ``spatial``, and outputs of modules, as ``MODULE`` and the module's name.
+            wanted: any of ``summary``, ``spatial``, and outputs of modules, each as ``MODULE`` plus the module's name.
         """
         backbone = self._twin.backbone
         modules = sorted(name.removeprefix(MODULE) for name in wanted if name.startswith(MODULE))

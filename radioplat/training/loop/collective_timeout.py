@@ -1,4 +1,4 @@
-"""The timeout of collectives between the ranks."""
+"""Compute the timeout of collectives between the ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LEAST_S = 86_400.0
 
 
 def collective_timeout(spec: Spec) -> timedelta:
-    """The timeout of the process group: a day, or more where the spec lets a rank stand still for longer.
+    """Return the timeout of the process group: one day, or more if the spec allows a rank to wait longer.
 
-    A rank waits in a collective for as long as another one waits for data, for a teacher, or writes a checkpoint, and
-    none of that is an error. :class:`radioplat.training.watch.watchdog.Watchdog` finds hangs, for it sees what the
-    others do; this is for what it cannot see.
+    A rank waits in a collective while another rank waits for data or a teacher, or writes a checkpoint; none of these
+    is an error. :class:`radioplat.training.watch.watchdog.Watchdog` detects hangs, because it knows the state of the
+    other ranks; this timeout is for the cases that it cannot detect.
     """
     data = spec.dataset.read_timeout_s + spec.dataset.storage_timeout_s
     services = [*spec.teachers.values(), TeacherServiceConfig()]

@@ -1,4 +1,4 @@
-"""One optimizer step of one rank: its micro-batches through the engine, with the hooks around them."""
+"""Run one optimizer step on one rank: its micro-batches through the engine, with calls of the hooks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from radioplat.training.watch.rank_context import RankContext
 
 
 class OptimizerStep:
-    """Takes steps; the same on every rank.
+    """Run optimizer steps; every rank must call it for the same steps.
 
     Args:
-        engine: DeepSpeed's, around ``objective``.
-        halvings: how often each micro-batch is halved for want of memory.
-        attempt: number of this start, for the record of an out-of-memory.
+        engine: the DeepSpeed engine around ``objective``.
+        halvings: how often each micro-batch is halved because memory ran out before.
+        attempt: number of this start, stored if memory runs out.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class OptimizerStep:
         self._phases, self._halvings, self._attempt = phases, halvings, attempt
 
     def __call__(self, step: int, feed: Iterator[Fed]) -> StepRecord:
-        """Take global ``step`` on the micro-batches that ``feed`` yields; returns its record, of all ranks.
+        """Run global ``step`` on micro-batches from ``feed``; return its record, reduced over all ranks.
 
         Raises:
-            TrainingError: the stream ended, or had other samples than the order; or a hook ends the run.
-            OutOfMemory: on this rank alone.
+            TrainingError: the stream ended or differs from the sample order, or a hook ended the run.
+            OutOfMemory: on this rank only.
         """
         begin = time.perf_counter()
         record = StepRecord(step, self._set_learning_rate(step))
@@ -75,7 +75,7 @@ class OptimizerStep:
             micro = self._batches.micro_batch(step, number, batch, answers, record)
             record.wait += time.perf_counter() - waited
             self._hooks.begin_micro_batch(step, batch)
-            # Once the step is to be skipped, its micro-batches are still taken from the stream.
+            # After a decision to skip the step, its remaining micro-batches are still read from the stream.
             if not record.skipped:
                 self._seed_draws(step, place * self._context.world_size + self._context.rank)
                 self._learn(batch, micro, record, last=place == len(expected) - 1)
@@ -84,8 +84,8 @@ class OptimizerStep:
         if record.skipped:
             deepspeed_compat.discard_gradients(self._engine)
         else:
-            # Finite losses may have had gradients that are not: where DeepSpeed sees that, it moves no weight. The
-            # samples of such a step, an fp16 overflow's too, are consumed all the same.
+            # Finite losses may have non-finite gradients; DeepSpeed then does not update the weights. The samples of
+            # such a step (also of an fp16 overflow) count as consumed.
             record.moved = self._engine.was_step_applied()
         self._hooks.end_step(record)
         record.seconds = time.perf_counter() - begin
@@ -95,10 +95,10 @@ class OptimizerStep:
         return record
 
     def _begin_objective(self, step: int, feed: Iterator[Fed], count: int) -> Iterator[Fed]:
-        """Call the objective's ``begin_step``, with the step's ``count`` micro-batches if it needs them.
+        """Call the objective's ``begin_step``, with the step's ``count`` micro-batches if it needs all of them.
 
         Returns:
-            All of ``feed``, those micro-batches included.
+            An iterator over all of ``feed``, including those micro-batches.
         """
         arrived: list[Fed] = []
         if self._objective.needs_whole_step:
@@ -109,7 +109,7 @@ class OptimizerStep:
         return chain(arrived, feed)
 
     def _learn(self, batch: Batch, micro: MicroBatch, record: StepRecord, last: bool) -> None:
-        """Forward and backward, and the weights' move after the ``last`` micro-batch, unless a hook skips the step."""
+        """Run forward and backward, and after the ``last`` micro-batch the update, unless a hook skips the step."""
         run, engine, step = self._run, self._engine, record.step
         real = batch.micro_batch >= 0
         scale = self._context.world_size * self._schedule.per_rank / run.micro_batches if real else 0.0
@@ -139,7 +139,7 @@ class OptimizerStep:
         return set_rates(self._engine.optimizer.param_groups, *schedule, self._run.steps_per_epoch)
 
     def _seed_draws(self, step: int, micro_batch: int) -> None:
-        """Every draw of a forward (CPE, DropPath) follows from seed, step and micro-batch; nothing is carried."""
+        """Seed torch for one forward (CPE, DropPath) from seed, step and micro-batch, so that no RNG state is saved."""
         key = np.random.SeedSequence([self._run.spec.train.seed, step, micro_batch])
         torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
 

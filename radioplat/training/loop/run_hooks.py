@@ -1,4 +1,4 @@
-"""The step hooks of a run, in the order in which they are called."""
+"""Build the step hooks of a run, in the order in which they are called."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from radioplat.training.watch.rank_context import RankContext
 
 
 class SpectralVectors(StepHook):
-    """One iteration of the power method for each reparametrized matrix, after each step that was not skipped."""
+    """Run one power iteration for each spectrally reparametrized matrix, after each step that was not skipped."""
 
     name = "spectral"
 
@@ -39,19 +39,19 @@ class SpectralVectors(StepHook):
         self._objective = objective
 
     def end_step(self, record: StepRecord) -> None:
-        """See the class."""
+        """Run the power iterations, unless the step was skipped."""
         if not record.skipped:
             spectral.follow(self._objective)
 
 
 class RunHooks(StepHooks):
-    """All hooks of a run on this rank; the loop uses some of them by name.
+    """All hooks of a run on this rank; the training loop also uses some of them as attributes.
 
     Args:
-        objective: with the checkpoint's weights, before an engine has it.
-        data: of the run.
-        state: where the run stands.
-        outer: hooks that outlive a roll-back, called after those made here.
+        objective: the module with the checkpoint's weights, before an engine wraps it.
+        data: data of the run.
+        state: training progress, from the checkpoint.
+        outer: hooks that are kept at a roll-back; they are called after the training hooks created here.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunHooks(StepHooks):
         )
 
     def attach(self, engine: Any) -> Ema | None:  # noqa: ANN401
-        """Take up the engine, once the optimizer is restored; returns the moving average, if the run keeps one."""
+        """Connect the hooks to the engine, after the optimizer is restored; return the EMA hook, if EMA is enabled."""
         self.batchnorm.sync()
         if self._decay is None:
             return None
@@ -91,7 +91,7 @@ class RunHooks(StepHooks):
         return ema
 
     def _statistics(self) -> dict[str, torch.Tensor]:
-        """BatchNorm statistics in fp32 by the student's names."""
+        """Return BatchNorm statistics in fp32 by the student's names."""
         prefix = "student."
         mine = self.batchnorm.state_dict().items()
         return {name.removeprefix(prefix): value for name, value in mine if name.startswith(prefix)}

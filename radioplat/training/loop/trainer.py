@@ -1,4 +1,4 @@
-"""The steps of one rank, from a checkpoint to the end of the run."""
+"""Train on one rank, from a checkpoint to the end of the run."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from radioplat.training.watch.rank_context import RankContext
 
 
 class Trainer:
-    """The student under training on one rank: takes steps, saves, validates, and rolls back.
+    """Train the student on one rank: run steps, save checkpoints, validate, and detect roll-backs.
 
     Args:
-        clock, meter, accounts: hooks that outlive a roll-back.
-        phases: set to what is being done, for the watchdog.
-        halvings: how often each micro-batch is halved for want of memory, and the line that says why.
+        clock, meter, accounts: hooks that are kept at a roll-back.
+        phases: set to the current activity, for the watchdog.
+        halvings: how often each micro-batch is halved because memory ran out before, and a message with the reason.
 
     Attributes:
         objective: the module that is trained.
-        engine: DeepSpeed's around it, after :meth:`build_engine`.
+        engine: the DeepSpeed engine around it, set by :meth:`build_engine`.
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class Trainer:
             self.reporter.warn(halvings[1] + (f". Not the same: {'; '.join(apart)}" if apart else ""))
 
     def build_engine(self) -> None:
-        """Partition the weights as ZeRO does; until then they may be changed."""
+        """Build the DeepSpeed engine, which partitions the weights, and restore optimizer and hooks.
+
+        Weights may be changed directly only before this.
+        """
         run, context = self.run, self.context
         self.engine = build_engine(self.objective, self.spec, run.micro_batch_schedule(context.world_size).per_rank)
         self.persistence.restore_optimizer(self.engine)
@@ -97,7 +100,7 @@ class Trainer:
         self._step = OptimizerStep(run, context, self.objective, self.engine, self.hooks, *place)
 
     def close(self) -> None:
-        """Write what is in flight, and what the ledger, the reporter and the accounts hold back."""
+        """Finish pending writes of checkpoints, ledger, reporter and accounts, and close them."""
         self.persistence.close()
         if (unwritten := self.hooks.ledger.flush()) is not None:
             self.reporter.warn(f"the ledger lacks the last steps: {unwritten}")
@@ -108,7 +111,7 @@ class Trainer:
         """Run the remaining steps and save due checkpoints; on a pause request, save and stop.
 
         Returns:
-            Where to go on from the last checkpoint; None at the end of the run.
+            A roll-back, if the caller must resume from the last checkpoint; None at the end of the run.
         """
         self._clock.ready()
         for step in range(self.state.global_step, self.run.total_steps):
@@ -132,7 +135,7 @@ class Trainer:
         return None
 
     def go_on_at(self, back: RollBack) -> None:
-        """Leave out the steps that were rolled back; a checkpoint says so at once, for a start that follows."""
+        """Skip the steps that were rolled back, and save at once, so that a later start skips them too."""
         self._phases.at(back.step)
         first = self.state.global_step
         self.hooks.ledger.taken_back(back.trail, first)
@@ -142,25 +145,29 @@ class Trainer:
             f"and left out (roll-back {back.count} of {self.spec.train.spike.max_rollbacks})"
         )
         self.hooks.spikes.count = back.count
-        for name in back.quarantined:  # micro-batches that are already queued have no answers of these
+        for name in back.quarantined:  # queued micro-batches have no answers of these teachers
             self.objective.quarantine(name)
         self._passed(back.step)
         self.save()
 
     def _passed(self, steps: int) -> None:
-        """The run has come to ``steps`` steps."""
+        """Set the state to ``steps`` completed steps."""
         self.state.global_step = steps
         self.state.samples_consumed = steps * self.spec.global_batch_size
         self.state.epoch = steps // self.run.steps_per_epoch
 
     def save(self, validates: bool = False) -> None:
-        """Save; the checkpoint is committed later, see :meth:`Persistence.finish`, but for one that is validated."""
+        """Save a checkpoint, and validate it if ``validates``; every rank must call it.
+
+        The checkpoint is committed later (see :meth:`Persistence.finish`), except if it is validated or spikes are
+        rolled back: then this waits until it is committed.
+        """
         begin, steps, spikes = time.perf_counter(), self.state.global_step, self.hooks.spikes
         with self._phases(CHECKPOINT):
             unwritten = self.hooks.ledger.flush()
             on_commit = partial(self.reporter.checkpoint, step=steps, costs=copy.deepcopy(self._meter.costs))
             path = self.persistence.save(self.hooks, on_commit, unwritten)
-            # What a roll-back leaves out are the steps since the last one that is there.
+            # A roll-back leaves out the steps since the last committed checkpoint, so it must be known.
             committed = (validates or spikes.rolls_back) and self.persistence.finish() == path
         if committed:
             spikes.saved(steps)
@@ -186,7 +193,7 @@ class Trainer:
         self._accounts.spent("validation", time.perf_counter() - begin)
 
     def _roll_back(self, record: StepRecord) -> RollBack | None:
-        """If the loss of a step that moved the weights jumped: where to go on; the same on every rank."""
+        """Return the roll-back if the loss of a step that moved the weights jumped, else None; equal on all ranks."""
         loss, spikes = record.values.get("loss"), self.hooks.spikes
         if loss is None or not record.moved or not spikes.must_roll_back(loss):
             return None

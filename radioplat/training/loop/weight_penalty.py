@@ -1,4 +1,4 @@
-"""A penalty on the weights that is part of the loss."""
+"""L1 or L2 penalty on the weights, as a part of the loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from radioplat.spec.schema.train import TrainConfig
 
 
 def regularize(module: Objective, config: TrainConfig) -> None:
-    """Give ``module`` the penalty that the spec asks for, if any, a scalar in fp32.
+    """Set ``module.regularizer`` to a function that computes the spec's penalty, an fp32 scalar, if there is one.
 
-    ``weight * sum |w|`` (L1) or ``weight * sum w^2`` (L2), as Keras and TAO define them, over the trainable weights
-    that weight decay is for: no biases, norms, tokens, position tables or ``skip_names``.
+    The penalty is ``weight * sum |w|`` (L1) or ``weight * sum w^2`` (L2), as in Keras and TAO, over the trainable
+    weights that weight decay applies to: no biases, norms, tokens, position tables or ``skip_names``.
     """
     power, weight = config.regularizer.power, config.regularizer.weight
     if not (power and weight):

@@ -1,4 +1,4 @@
-"""The loop of one training worker, the same in local mode and under Ray Train."""
+"""Run one training worker; the same in local mode and under Ray Train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radioplat.training.targets.first_pass import TargetPass
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
 
-OpenBatches = Callable[[int, int], Iterator[Batch]]  # first step, stop -> this rank's micro-batches of those steps
+OpenBatches = Callable[[int, int], Iterator[Batch]]  # (first step, stop) -> this rank's micro-batches of those steps
 
 
 def run_worker(
@@ -31,18 +31,18 @@ def run_worker(
     open_batches: OpenBatches,
     pauses: Pauses | None = None,
 ) -> None:
-    """Train from the newest checkpoint (or from nothing) to the last step.
+    """Train from the newest checkpoint, or from the beginning, to the last step.
 
-    The process group must be up.
+    The process group must be initialized.
 
     Args:
-        pauses: asked after each step whether to save and leave; default: never.
+        pauses: checked after each step for a request to save and stop; default: a new :class:`Pauses`.
 
     Raises:
-        TrainingError: the data did not follow the order, non-finite losses or spikes ended the run, or another run
-            took over.
-        OutOfMemory: on this rank alone; the next start takes smaller pieces.
-        Paused: the workers were asked to leave, and have saved.
+        TrainingError: the data differed from the sample order, non-finite losses or spikes ended the run, or another
+            run took over the folder.
+        OutOfMemory: on this rank only; the next start uses smaller pieces.
+        Paused: the workers were asked to stop, and have saved a checkpoint.
     """
     clock = AttemptClock(run, context.rank)
     persistence = Persistence(run, context.rank, context.world_size)
@@ -58,11 +58,11 @@ def run_worker(
         accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
 
         def feed(stop: int) -> contextlib.closing[Feeder]:
-            """This rank's batches up to step ``stop``, asked of the teachers ahead."""
+            """Return a feeder of this rank's batches up to step ``stop``, which sends them to the teachers ahead."""
             batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
             return contextlib.closing(Feeder(batches, clients, run.frozen_teachers, depth, run.partitions))
 
-        # The stream takes seconds to start: it does so while the student is built.
+        # The stream needs seconds to start; it does so while the student is built.
         feeder = stack.enter_context(feed(targets.first_stop))
         outer = (clock, meter, accounts, phases, halvings)
         worker: Trainer | None = None
@@ -79,7 +79,7 @@ def run_worker(
             feeder = stack.enter_context(feed(stop))
         while (back := worker.train(feeder, pauses)) is not None:
             worker.close()
-            worker = None  # its memory is needed for the next
+            worker = None  # free its memory for the next trainer
             persistence = Persistence(run, context.rank, context.world_size)
             persistence.state.attempt = attempt
             worker = Trainer(run, context, persistence, *outer)

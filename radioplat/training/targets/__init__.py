@@ -1,1 +1,1 @@
-"""Target normalization during a run."""
+"""Measurement of target normalization during a run."""

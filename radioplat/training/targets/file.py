@@ -1,7 +1,8 @@
-"""Measured statistics of teachers' targets on disk, for other runs: a sweep measures them once.
+"""Read and write files of measured target statistics, so that runs of a sweep measure them only once.
 
-A safetensors file (``distill.target_norm.path``) with the float64 sums of each teacher's summary and map: the count of
-rows, ``total`` ``[D]`` and ``outer`` ``[D, D]``. Every ``type`` of transform follows from them, the same in any run.
+The file (``distill.target_norm.path``, safetensors) contains float64 sums of each teacher's summary and map: the number
+of rows ``count``, ``total`` ``[D]`` and ``outer`` ``[D, D]``. Every ``type`` of transform can be computed from them,
+with the same result in any run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HINT = "Give the path of a new file, or remove this one: it is then written ane
 
 
 def write_moments(path: str | Path, teachers: list[ResolvedTeacher], measured: dict[Key, Moments]) -> None:
-    """Write what was ``measured`` of ``teachers``, whole or not at all.
+    """Write the ``measured`` moments of ``teachers`` to ``path``, atomically.
 
     Raises:
         SpecError: the file cannot be written.
@@ -49,10 +50,10 @@ def write_moments(path: str | Path, teachers: list[ResolvedTeacher], measured: d
 
 
 def problems(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key, int]) -> list[Problem]:
-    """Why the file at ``path``, which exists, does not belong to these teachers; empty where it does.
+    """Return why the existing file at ``path`` does not fit these teachers; [] if it does.
 
     Args:
-        widths: of each teacher's summary and map.
+        widths: feature dimensions of each teacher's summary and map.
 
     Raises:
         WeightsError: a teacher's weights cannot be read.
@@ -86,10 +87,10 @@ def problems(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key
 
 
 def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: dict[Key, Moments]) -> None:
-    """Keep what all ranks ``measured`` at ``path``, where there is one; every rank calls it, rank 0 writes.
+    """Write the ``measured`` moments of all ranks to ``path``, if it is set; every rank must call it, rank 0 writes.
 
     Raises:
-        SpecError, WeightsError: on every rank; see :func:`write_moments`.
+        SpecError, WeightsError: on every rank, as raised by :func:`write_moments`.
     """
     if path is not None:
         collectives.from_first(lambda: write_moments(path, teachers, measured))
@@ -98,10 +99,10 @@ def share_moments(path: str | None, teachers: list[ResolvedTeacher], measured: d
 def shared_moments(
     path: str | None, teachers: list[ResolvedTeacher], widths: dict[Key, int]
 ) -> dict[Key, Moments] | None:
-    """Read the moments of ``teachers`` from ``path``; None without a path or a file. All ranks call it.
+    """Read the moments of ``teachers`` from ``path``; None without a path or a file. Every rank must call it.
 
     Raises:
-        SpecError, WeightsError: on every rank; see :func:`problems`.
+        SpecError, WeightsError: on every rank, if the file does not fit the teachers; see :func:`problems`.
     """
     if path is None:
         return None

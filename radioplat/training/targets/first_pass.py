@@ -1,4 +1,4 @@
-"""The pass over the run's first batches that measures the teachers' targets, before the first step."""
+"""Measure the teachers' targets over the run's first batches, before the first step."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.targets.file import share_moments, shared_moments
 from radioplat.training.targets.transforms import fit_target_norm, normed, set_transforms
 
-KEPT_BYTES = 2**30  # of batches kept from the pass for the steps that they belong to
+KEPT_BYTES = 2**30  # most memory for batches that are kept for their steps
 
 
 class TargetPass:
-    """The batches to measure, and whether they stay in memory for their own steps.
+    """Measure the teachers' targets over the first batches; keep these in memory for their steps if they fit.
 
     Attributes:
-        first_stop: the step up to which the first stream of batches is to reach. Where that is not the run's end, the
-            pass uses the stream up, and the steps need another one.
+        first_stop: the step at which the first stream of batches must end. If that is not the end of the run, the
+            measurement consumes the stream, and training needs a second one.
     """
 
     def __init__(self, run: Run, world_size: int, device: torch.device, start: int, meter: CostMeter) -> None:
-        """
+        """Decide how many batches to measure; read the file of shared statistics, if there is one.
+
         Raises:
             SpecError: the shared file of statistics does not fit the teachers.
         """
@@ -43,9 +44,9 @@ class TargetPass:
         self.first_stop = run.total_steps if self._keeps else steps
 
     def measure(self, student: Student, feeder: Feeder) -> None:
-        """Set the student's target transforms, before the engine is built: this may change weights.
+        """Set the student's target transforms; this may change weights, so call it before the engine is built.
 
-        The batches are taken from ``feeder``, and put back where they stay in memory.
+        Batches are read from ``feeder``, and put back if they are kept in memory.
         """
         if self._shared is not None:
             set_transforms(student, self._run.teachers, self._shared)
@@ -64,28 +65,28 @@ class TargetPass:
         self._unfold(student)
 
     def _unfold(self, student: Student) -> None:
-        """Heads that were trained elsewhere go on saying the same of raw features."""
+        """Make pretrained heads that return raw features return transformed ones; their raw output stays the same."""
         for name, kind in sorted(student.raw_heads & normed(self._run.teachers).keys()):
             unfold_head(student.heads[name], kind)
         student.raw_heads.clear()
 
     def _charged(self, fed: Iterable[Fed]) -> Iterator[Fed]:
-        """Yield ``fed`` and charge its answers: they are asked for again when the student sees them."""
+        """Yield ``fed`` and add its answers to the costs: training requests them a second time."""
         record = StepRecord(0, 0.0)
         for batch, answers in fed:
             yield batch, answers
             for name, answer in answers.items():
                 record.answered(name, answer())
-        # Every rank comes here, however many batches it had.
+        # Every rank reaches this collective, with any number of batches.
         record.reduce(1, self._device)
         self._meter.after_step(record)
 
 
 def _micro_batch_bytes(run: Run) -> int:
-    """Bytes of a micro-batch and of the answers to it."""
+    """Return the number of bytes of a micro-batch and its teachers' answers."""
     pixels = sum(3 * view.size**2 for view in run.views)
     numbers = 0
     for teacher in run.frozen_teachers:
         info, (rows, columns) = run.infos[teacher.name], run.grids[teacher.name]
         numbers += info.summary_dim + rows * columns * info.spatial_dim
-    return run.spec.dataset.batch_size * (pixels + 2 * numbers)  # uint8 and bf16
+    return run.spec.dataset.batch_size * (pixels + 2 * numbers)  # pixels are uint8, features bf16

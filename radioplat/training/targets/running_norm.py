@@ -1,7 +1,7 @@
-"""Targets measured while the student trains (``distill.target_norm.fit: running``), as TAO does.
+"""Measure target statistics while the student trains (``distill.target_norm.fit: running``), as TAO does.
 
-The state moves with the optimizer's steps alone: what all ranks saw in a step counts once the step is taken, whatever
-the number of ranks, and a checkpoint holds all of it.
+The state changes only with optimizer steps: the targets of all ranks in a step are added if the step is not skipped.
+The result does not depend on the number of ranks, and a checkpoint contains all of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PARTS = ("count", "total", "outer")
 
 
 class RunningNorm(StepHook):
-    """Moments of the targets since the first step, and the transforms that follow from them now and then.
+    """Sum moments of the targets since the first step, and recompute the transforms from them at intervals.
 
-    Without ``fit: running`` it does nothing. Transforms are refreshed after step 1, after each multiple of
-    ``refresh_steps`` and after step ``freeze_after``, the last time.
+    Without ``fit: running`` it does nothing. Transforms are recomputed after step 1, after each multiple of
+    ``refresh_steps``, and for the last time after step ``freeze_after``.
     """
 
     name = TARGET_NORM
@@ -40,29 +40,31 @@ class RunningNorm(StepHook):
         device: torch.device,
         start: int = 0,
     ) -> None:
-        """Begin at global step ``start``."""
+        """Initialize empty moments; ``start`` is the global step at which training begins."""
         self._student, self._config = student, config
         self._teachers = teachers if config.fit is TargetNormFit.running else []
         self._known = empty_moments(student, self._teachers, torch.device("cpu"))  # of all ranks
-        self._since = empty_moments(student, self._teachers, device)  # of this rank, since they were put together
-        self._step = empty_moments(student, self._teachers, device)  # of this rank, in a step not yet taken
+        self._since = empty_moments(student, self._teachers, device)  # of this rank, since the last all-reduce
+        self._step = empty_moments(student, self._teachers, device)  # of this rank, in the current step
         self._bases: dict[Key, torch.Tensor] = {}
         self._frozen = start >= config.freeze_after
 
     def see(self, name: str, features: Features, weight: torch.Tensor, view: View | None = None) -> None:
-        """Add the answer of teacher ``name`` to ``view``; samples of ``weight`` 0 and hidden positions do not count."""
+        """Add the answer of teacher ``name`` to ``view``; samples of ``weight`` 0 and hidden positions are excluded."""
         for (other, kind), moments in self._step.items():
             if other == name and not self._frozen:
                 values = getattr(features, kind)
                 moments.add(values, counting(kind, values, weight, view))
 
     def end_step(self, record: StepRecord) -> None:
-        """See :meth:`step`."""
+        """Add the targets of the step, or discard them if it was skipped; see :meth:`step`."""
         with collectives.mark_agreed():
             self.step(record.step, commit=not record.skipped)
 
     def step(self, step: int, commit: bool) -> None:
-        """Keep what was seen in ``step``, or drop it where the step was skipped; refresh where due. All ranks call it.
+        """Add the targets of ``step`` to the moments, or discard them unless ``commit``; every rank must call it.
+
+        The transforms are recomputed when due.
 
         Raises:
             TrainingError: a target was not finite.
@@ -80,7 +82,7 @@ class RunningNorm(StepHook):
         self._frozen = done >= self._config.freeze_after
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore moments and bases of the teachers that still have them."""
+        """Restore moments and bases of the teachers for which they are still measured."""
         for (name, kind), moments in self._known.items():
             stem = f"{TARGET_NORM}.{name}.{kind}"
             if f"{stem}.count" in state:
@@ -89,7 +91,7 @@ class RunningNorm(StepHook):
                 self._bases[name, kind] = state[f"{stem}.basis"]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Moments of all ranks and the transforms' bases; every rank calls this."""
+        """Return moments of all ranks and the transforms' bases; every rank must call this."""
         self._put_together()
         state = {
             f"{TARGET_NORM}.{name}.{kind}.{part}": tensor.clone()

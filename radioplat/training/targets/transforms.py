@@ -1,6 +1,6 @@
-"""Transforms of the teachers' targets: measured over batches of their features, and set into the heads.
+"""Measure the transforms of the teachers' targets over batches of their features, and set them in the heads.
 
-Formulas: ``radioplat.losses.target_transforms.phi_s`` and ``whitening``; where they are applied:
+The formulas are in ``radioplat.losses.target_transforms.phi_s`` and ``whitening``; the transforms are applied in
 ``radioplat.models.target_space``.
 """
 
@@ -26,7 +26,7 @@ from radioplat.spec.schema.distill import TargetNormType
 from radioplat.teachers.serving.client import Pending
 from radioplat.teachers.serving.transport import unpack
 
-Key = tuple[str, str]  # a teacher's name, and summary or spatial
+Key = tuple[str, str]  # (teacher's name, summary or spatial)
 
 _MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Transform]] = {
     TargetNormType.phi_s: phi_s,
@@ -36,14 +36,14 @@ _MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Tr
 
 
 def normed(teachers: list[ResolvedTeacher]) -> dict[Key, TargetNormType]:
-    """The transforms by teacher and kind of features."""
+    """Return the type of transform by teacher and kind of features."""
     return {(t.name, kind): norm for t in teachers for kind, norm in sorted(t.norms.items())}
 
 
 def empty_moments(
     student: Student, teachers: list[ResolvedTeacher], device: torch.device, full: bool = False
 ) -> dict[Key, Moments]:
-    """Nothing seen yet of what is transformed; ``full``: with products even where a variance is enough."""
+    """Return zero moments for each transformed kind of features; ``full``: with products even if variances suffice."""
     return {
         (name, kind): Moments.empty(
             len(getattr(student.heads[name], f"{kind}_mean")), full or FORMS[norm] == MATRIX, device
@@ -61,18 +61,18 @@ def fit_target_norm(
 ) -> dict[Key, Moments]:
     """Measure every teacher's summary and map over the ``fed`` batches of all ranks, and set the transforms.
 
-    Sums are float64 and added over the ranks, so any cut of the same batches gives the same figures. A teacher is
-    measured on what it saw, at the grid that the losses compare, a map only where every pixel shows the image.
+    Sums are float64 and added over the ranks, so any split of the same batches gives the same result. A teacher is
+    measured on the views it got, at the grid that the losses compare; a map only where every pixel shows the image.
 
     Args:
-        device: where sums are kept and taken.
-        full: measure covariances even where a variance is enough.
+        device: device on which sums are computed and stored.
+        full: measure covariances even if variances suffice.
 
     Returns:
-        What was measured, by all ranks together, on the CPU.
+        The moments over all ranks, on the CPU.
 
     Raises:
-        TrainingError: a teacher said NaN of a sample that counts.
+        TrainingError: a teacher's features of a sample with weight are not finite.
     """
     sums = empty_moments(student, teachers, device, full)
     views = {t.name: t.view for t in teachers}
@@ -81,7 +81,7 @@ def fit_target_norm(
         features = {}
         for name, kind in sums:
             if name not in answers:
-                continue  # padding, or a micro-batch that other teachers see
+                continue  # padding, or a micro-batch that this teacher does not get
             if name not in features:
                 features[name] = unpack(answers[name]())
             values = getattr(features[name], kind)
@@ -92,7 +92,7 @@ def fit_target_norm(
 
 
 def counting(kind: str, values: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
-    """Which parts of an answer of ``kind`` count: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
+    """Return the included parts of an answer: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
     if kind != "spatial":
         return weight
     return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(values.shape[:3]))
@@ -104,36 +104,36 @@ def set_transforms(
     measured: dict[Key, Moments],
     previous: dict[Key, torch.Tensor] | None = None,
 ) -> dict[Key, torch.Tensor]:
-    """Set the transforms that follow from ``measured``, the same on all ranks, into the heads.
+    """Compute the transforms from ``measured``, the same on all ranks, and set them in the heads.
 
     Args:
-        previous: the bases of the transforms that stand there now, see
+        previous: the bases of the current transforms, see
             :func:`radioplat.losses.target_transforms.eigenbasis.matched`.
 
     Returns:
-        The bases of the new ones, where they have one.
+        The bases of the new transforms, for those that have one.
 
     Raises:
-        TrainingError: what was measured is not finite.
+        TrainingError: the measured moments are not finite.
     """
     bases = dict(previous or {})
     for (name, kind), norm in normed(teachers).items():
         moments = measured[name, kind]
         if not float(moments.count):
-            continue  # nobody asked it yet
+            continue  # this teacher has had no request yet
         with collectives.mark_agreed():
             if not all(bool(torch.isfinite(part).all()) for part in moments.parts()):
                 message = f"teacher {name} gave a {kind} that is not finite while its targets were measured"
                 raise TrainingError(message, where="distill.target_norm")
         head, mean = student.heads[name], moments.mean()
         if FORMS[norm] == SCALAR:
-            # Rounded to bf16, as ever: runs that were made before go on with the same figures.
+            # Rounded to bf16, as in earlier versions, so that existing runs resume with the same values.
             scale = global_scale(moments.variance())
             head.set_space(kind, mean=mean.to(torch.bfloat16), scale=scale.to(torch.bfloat16))
         elif FORMS[norm] == CHANNELS:
             head.set_space(kind, mean=mean, scale=channel_scales(moments.variance()))
         else:
-            # LAPACK may round differently on another machine: one rank decides.
+            # LAPACK may round differently on other machines, so rank 0 computes the transform for all.
             matrix = partial(_MATRICES[norm], moments.covariance(), bases.get((name, kind)))
             transform = collectives.from_first(matrix)
             head.set_space(kind, mean=mean, rotation=transform.forward, inverse=transform.inverse)

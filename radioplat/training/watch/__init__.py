@@ -1,1 +1,1 @@
-"""The watchdog, and the phases that it reports."""
+"""The watchdog, and the phases of a worker that it reports."""

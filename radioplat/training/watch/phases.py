@@ -1,4 +1,4 @@
-"""The phase of a worker: one at a time, so that each second belongs to exactly one."""
+"""Track the phase of a worker; there is exactly one at a time, so that each second is counted once."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 
 START, DATA, TEACHER, INLINE, STEP = "start", "data", "teacher", "inline teacher", "step"
 COLLECTIVE, CHECKPOINT, VALIDATION = "collective", "checkpoint", "validation"
-WAITS = frozenset({DATA, TEACHER})  # for others, who have limits of their own
-# Work without steps of its own to count: there the thread's frames and CPU time tell whether it moves.
+WAITS = frozenset({DATA, TEACHER})  # for data or teachers; those waits have separate time limits
+# Phases without steps to count: the thread's stack frames and CPU time show if it makes progress.
 LONG = frozenset({START, CHECKPOINT, VALIDATION})
 
 
 class Phases:
-    """The phase of the thread that makes this; it alone changes it, others look.
+    """The phase of the thread that creates this object; only that thread changes it, other threads read it.
 
     Attributes:
-        position: global step and micro-batch of this rank that it is at; (-1, 0) before the first step.
-        moves: grows with each sign of progress.
+        position: current global step and index of this rank's micro-batch in it; (-1, 0) before the first step.
+        moves: counter that increases with each sign of progress.
     """
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class Phases:
 
     @property
     def now(self) -> str:
-        """The phase of this moment."""
+        """The current phase."""
         return self._stack[-1]
 
     def seconds(self, phase: str) -> float:
-        """Spent in ``phase`` so far, without the phases inside it."""
+        """Return the seconds spent in ``phase`` so far, without those of phases inside it."""
         running = time.monotonic() - self._since if self.now == phase else 0.0
         return self._seconds[phase] + running
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """``phase`` for the time of the block; then the one before goes on."""
+        """Set the phase to ``phase`` during the block; restore the previous phase afterwards."""
         self._turn()
         self._stack.append(phase)
         try:
@@ -54,13 +54,13 @@ class Phases:
             self._stack.pop()
 
     def at(self, step: int, micro_batch: int = 0) -> None:
-        """The thread has come to this micro-batch of this step; start-up is over."""
+        """Set the position to this micro-batch of this step; the first call ends the start-up phase."""
         self._turn()
         self._stack[0] = STEP
         self.position = (step, micro_batch)
 
     def mark(self) -> tuple[object, ...]:
-        """Equal at two moments where the thread has made no progress between them."""
+        """Return a value that is equal at two times if the thread made no progress between them."""
         phase = self.now
         if phase not in LONG:
             return (self.moves, self.position)
@@ -71,7 +71,7 @@ class Phases:
         return (self.moves, phase, self._worked(), *places)
 
     def _worked(self) -> float:
-        """CPU seconds of the thread, in hundredths: a long call, such as writing a large file, moves no frame."""
+        """Return the thread's CPU seconds, to 0.01: its frames do not change during a long call."""
         if not hasattr(time, "pthread_getcpuclockid"):  # macOS
             return 0.0
         return round(time.clock_gettime(time.pthread_getcpuclockid(self._thread)), 2)

@@ -1,4 +1,4 @@
-"""The place of a training worker among the others."""
+"""The rank context of a training worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class RankContext:
-    """Rank, world size and device of a worker; ``on_cluster``: its process is started by Ray and runs nothing else."""
+    """Rank, world size and device of a worker; ``on_cluster``: Ray started its process, which runs nothing else."""
 
     rank: int
     world_size: int

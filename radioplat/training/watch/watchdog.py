@@ -1,4 +1,4 @@
-"""Finds a worker that makes no progress, saves what its threads are at, and ends it, so that the group starts again."""
+"""Detect a worker that makes no progress, save its threads' stacks, and end it, so that the group restarts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from radioplat.data.storage.outage import is_waiting
 from radioplat.tracking.attempts.logs import attempt_folder, write_last_words
 from radioplat.training.watch.phases import COLLECTIVE, LONG, WAITS, Phases
 
-HANG_EXIT = 70  # of a process that ended itself because it hung
-_SLOWEST, _QUICKEST = 10.0, 0.1  # seconds between two looks
+HANG_EXIT = 70  # exit code of a process that ended because it hung
+_SLOWEST, _QUICKEST = 10.0, 0.1  # limits of the seconds between two checks
 
 
 @dataclass(frozen=True)
 class HealthStatus:
-    """Where a rank says it is.
+    """Status that a rank writes to its ``pulse_R.json``.
 
     Attributes:
-        ticks: looks so far; a rank whose process stands still, or whose node is gone, counts no more.
+        ticks: number of checks so far; it stops growing if the process is stopped or the node is lost.
         still_s: seconds without progress.
     """
 
@@ -45,23 +45,24 @@ class HealthStatus:
 
 
 class Watchdog:
-    """A thread beside the training thread; every rank has one.
+    """A thread on every rank that checks the progress of the training thread.
 
-    A rank hangs when it has made no progress for ``limit_s`` and no other rank explains it. One that waits for data or
-    a teacher does not hang, however long: that is said, and those waits have limits of their own. One that waits for
-    another rank does not hang while that one waits or moves. Ranks see each other through ``pulse_R.json``, small files
-    beside the logs, which they read only when they stand still themselves. Nobody compares clocks.
+    A rank hangs if it has made no progress for ``limit_s`` and no other rank explains it. A rank that waits for data or
+    a teacher does not hang, however long it waits: this is reported, and those waits have separate limits. A rank that
+    waits for another rank does not hang while the other one waits or makes progress. Ranks read each other's state from
+    the small files ``pulse_R.json`` next to the logs, and only while they make no progress themselves. Clocks of
+    different machines are not compared.
 
-    A rank that holds Python's lock lets no thread run, this one included: for that, the looks wind up a timer of
-    ``faulthandler``, which needs no lock.
+    A thread that holds the GIL stops all Python threads, including this one. Each check therefore restarts a timer of
+    ``faulthandler``, which does not need the GIL.
 
     Args:
         folder: the task's results folder.
-        attempt: whose logs these are.
-        world_size: ranks 0 to ``world_size - 1`` are looked at.
-        say: called when a wait is long, and again whenever it has doubled.
-        say_hang: called right before this process ends.
-        end: how the process ends.
+        attempt: number of the attempt, for the folder of the logs.
+        world_size: ranks 0 to ``world_size - 1`` are checked.
+        say: called when a wait is long, and again each time it has doubled.
+        say_hang: called immediately before this process ends because of a hang.
+        end: ends the process with the given exit code.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class Watchdog:
         self._mark, self._still_since = phases.mark(), time.monotonic()
         self._last_reported_s = 0.0
         self._ticks = 0
-        self._ticks_of: dict[int, tuple[int, float]] = {}  # by rank: its ticks, and when they last grew
+        self._ticks_of: dict[int, tuple[int, float]] = {}  # by rank: its ticks, and when they last increased
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._beat()
         self._thread.start()
 
     def close(self) -> None:
-        """End the watch. A rank that closes in good order is found by nobody."""
+        """End the thread and remove an empty stacks file. A rank that has closed is never reported as hanging."""
         self._stop.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
@@ -107,7 +108,7 @@ class Watchdog:
         while not self._stop.wait(self._every):
             now = time.monotonic()
             if now - last > self._limit / 2:
-                # This process itself was stopped, or starved: that tells nothing of the thread that it watches.
+                # This process was stopped or got no CPU time, so the lack of progress means nothing.
                 self._still_since = now
             last = now
             faulthandler.dump_traceback_later(self._limit + 2 * self._every, exit=True, file=self._stacks)
@@ -116,7 +117,7 @@ class Watchdog:
 
     def _beat(self) -> None:
         mark, now = self._phases.mark(), time.monotonic()
-        # A validation may wait for storage; its first sign of progress comes after the wait.
+        # A validation may wait for storage, without a sign of progress until the wait ends.
         waits = self._phases.now in LONG and is_waiting()
         if mark != self._mark or waits:
             self._mark, self._still_since, self._last_reported_s = mark, now, 0.0
@@ -136,7 +137,7 @@ class Watchdog:
         if mine.still_s < self._limit / 2:
             self._ticks_of.clear()
             return
-        others = self._others()  # from half-time on, so that at the end it is known whose ticks still grow
+        others = self._others()  # read from limit / 2 on, to know at the limit whose ticks still grow
         if mine.still_s < self._limit:
             return
         if mine.phase in WAITS:
@@ -147,7 +148,7 @@ class Watchdog:
             self._hangs(mine, others, awake)
 
     def _explains(self, other: HealthStatus, mine: HealthStatus) -> bool:
-        """Whether ``mine`` may stand still because ``other``, which is not ahead of it, waits or works."""
+        """Return True if ``mine`` may be waiting for ``other``: it is not ahead, and waits or makes progress."""
         behind = (other.step, other.micro_batch) <= (mine.step, mine.micro_batch)
         return behind and (other.phase in WAITS or other.still_s < self._limit)
 
@@ -172,7 +173,7 @@ class Watchdog:
     def _hangs(self, mine: HealthStatus, others: list[HealthStatus], awake: list[HealthStatus]) -> None:
         asleep = [status for status in others if status not in awake]
         moving = [status for status in [mine, *awake] if status.phase != COLLECTIVE] or [mine, *awake]
-        # Who is furthest back keeps the others.
+        # The rank that is furthest behind blocks the others.
         first = min(moving, key=lambda p: (p.step, p.micro_batch, p.phase == COLLECTIVE))
         why = f"{first} makes no progress"
         if asleep:

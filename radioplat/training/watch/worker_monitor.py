@@ -1,4 +1,4 @@
-"""Monitoring of a worker while it trains: its log, its phases, the watchdog, and the reason of its end."""
+"""Monitor a worker while it trains: its log, its phases, the watchdog, and the cause of its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from radioplat.training.watch.watchdog import Watchdog
 
 @contextlib.contextmanager
 def monitored_worker(run: Run, attempt: int, context: RankContext) -> Iterator[Phases]:
-    """Yield the phases that the training thread sets, and watch them; on a cluster, copy output to ``worker_R.log``."""
+    """Yield the phases that the training thread sets, and monitor them; on a cluster, copy output to ``worker_R.log``.
+
+    An exception that leaves the block is recorded as the cause of the worker's end.
+    """
     rank, on_cluster = context.rank, context.on_cluster
     if on_cluster:
         tee_output(attempt_folder(run.folder, attempt) / f"worker_{rank}.log")
@@ -28,11 +31,11 @@ def monitored_worker(run: Run, attempt: int, context: RankContext) -> Iterator[P
         limit = run.spec.train.hang_timeout_s
 
         def say(line: str) -> None:
-            """A warning in status.json."""
+            """Write a warning to status.json."""
             status.write(line, verbosity="WARNING")
 
         def say_hang(line: str) -> None:
-            """The last line of this process; on a cluster the group may start again."""
+            """Write the error before this process ends; on a cluster the status stays RUNNING."""
             status.write(line, Status.RUNNING if on_cluster else Status.FAILURE, verbosity="ERROR")
             print(line, file=sys.stderr, flush=True)
 
