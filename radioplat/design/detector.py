@@ -59,7 +59,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
             message = f"{size} is not a multiple of the detector's stride {detector.stride}"
             raise SpecError(message, where=where, hint=f"Take {nearest}.")
         with torch.no_grad():
-            detector.eval().outputs(torch.zeros(1, 3, size, size, dtype=torch.uint8))  # more queries than positions
+            detector.eval().outputs(torch.zeros(1, 3, size, size, dtype=torch.uint8))  # checks the number of queries
     return architecture
 
 

@@ -18,7 +18,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.teachers.adapters.adapter import NativeInput
 from radioplat.teachers.base.info import TeacherInfo
 
-_PEERS = ("timm", "clip", "dino", "radio", "radioplat")  # adapters whose models are plain modules to train
+_PEERS = ("timm", "clip", "dino", "radio", "radioplat")  # adapters whose models can be trained
 
 
 def describe_inside(
@@ -29,7 +29,7 @@ def describe_inside(
     Args:
         teachers: all of the run, in the spec's order.
         architecture: of the student, without heads.
-        size: pixels a side of the largest view that the student sees.
+        size: side in pixels of the largest view that the student sees.
 
     Raises:
         SpecError: one problem for each binding to a module that the student lacks or does not run.

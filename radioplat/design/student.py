@@ -66,7 +66,7 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
 
 
 def prepare_student(student: Student, spec: Spec, task: str) -> Student:
-    """Freeze, set windows, add noise and compile by the spec; names of parameters do not change."""
+    """Freeze layers, set ViTDet windows, add weight noise and compile, as in the spec; parameters keep their names."""
     backbone = spec.model.backbone
     if backbone.freeze_backbone:
         student.backbone.requires_grad_(False)

@@ -39,7 +39,7 @@ def own_function_problems(teacher: ResolvedTeacher, widths: dict[str, int]) -> I
         if bound.loss.is_own:
             yield from problems_of(own_function, bound.loss, f"{bound.where}.criterion")
     for term in teacher.terms:
-        if term.loss.is_own and widths[term.kind]:  # else the teacher has no such features, which is refused
+        if term.loss.is_own and widths[term.kind]:  # else the teacher has no such features, which other checks report
             yield from problems_of(_try, term, widths[term.kind])
 
 

@@ -28,7 +28,7 @@ def probe(backbone: nn.Module, size: int, wanted: frozenset[str], where: str, de
             features = backbone.eval()(torch.empty(1, 3, size, size), wanted)
     except RadioplatError:
         raise
-    except Exception as error:  # models refuse a size by whatever their layers raise
+    except Exception as error:  # for an unsupported size a layer may raise any exception
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise SpecError(f"this backbone cannot take images of {size} x {size} pixels: {reason}", where=where) from None
     finally:

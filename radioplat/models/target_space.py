@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-# What W is: one number, a number for each dimension, or a matrix.
+# Forms of W: one number, one number for each dimension, or a matrix.
 SCALAR, CHANNELS, MATRIX = "scalar", "channels", "matrix"
 _PARTS = ("mean", "scale", "rotation", "inverse")
 
@@ -65,10 +65,10 @@ class TargetSpaces(nn.Module):
             getattr(self, f"{kind}_{part}").copy_(value)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TargetSpaces:
-        """Do as ``nn.Module`` does, but keep the precision of our buffers.
+        """Apply ``fn`` as ``nn.Module`` does, but keep the dtype of the transforms' buffers.
 
-        bf16 has three digits: for a rotation that means errors of 1 % of the targets, for a mean more than the standard
-        deviation.
+        bf16 has three digits: in a rotation that causes errors of 1 % of the targets, in a mean errors larger than the
+        standard deviation.
         """
         before = {name: value for name, value in self._buffers.items() if name.endswith(_PARTS)}
         super()._apply(fn, recurse)

@@ -65,9 +65,7 @@ class Objective(nn.Module):
         self.regularizer: Callable[[], torch.Tensor] | None = None
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """Return ``loss``, its terms and metrics as fp32 scalars by name; the full penalty is added to every
-        ``loss``.
-        """
+        """Return ``loss``, its terms and metrics as fp32 scalars by name; each ``loss`` contains the full penalty."""
         losses = self.losses(batch)
         if self.regularizer is None:
             return losses

@@ -60,9 +60,7 @@ class Features:
         return run.spec.dataset.knn_validation or (measured and has_held_out(run.spec))
 
     def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """Measure ``checkpoint`` on the held-out images, with EMA weights if the run has them; rank 0 only, on the
-        CPU.
-        """
+        """Measure ``checkpoint`` on the held-out images, with EMA weights if there are any; rank 0 only, on the CPU."""
         student = load_student(checkpoint, ema=run.spec.train.enable_ema)
         size = run.spec.dataset.val_img_size or student.architecture.img_size
         models, notes = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()

@@ -25,8 +25,9 @@ class Validation:
 
 
 class Task(Protocol):
-    """Models and validation metrics of one kind of run; its spec is in
-    :mod:`radioplat.spec.checks.tasks.training_task`.
+    """The models and validation metrics of one kind of run.
+
+    Their spec fields are in :mod:`radioplat.spec.checks.tasks.training_task`.
 
     Attributes:
         model_kind: of the checkpoints.

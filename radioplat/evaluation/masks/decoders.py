@@ -111,7 +111,7 @@ class LightDecoder:
     @torch.inference_mode(False)
     @torch.enable_grad()
     def fit(self, where: str) -> None:
-        """Train on all maps that were kept.
+        """Train the network on the maps that were kept.
 
         Args:
             where: the section in the spec, for messages.

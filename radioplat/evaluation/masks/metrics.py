@@ -24,7 +24,7 @@ _CLASSES = 8  # with a column in the table; results.json has all classes
 
 
 class Segmentation(Metric):
-    """:class:`SegmentationResult` by model."""
+    """Metric ``segmentation``: a :class:`SegmentationResult` for each model."""
 
     name, figure, score = "segmentation", "miou", "miou"
     switch = "segmentation.wanted"
@@ -108,7 +108,7 @@ class Segmentation(Metric):
 
 
 class Change(Segmentation):
-    """:class:`ChangeResult` by model: a decoder on the difference of the maps of two images."""
+    """Metric ``change``: a :class:`ChangeResult` for each model, by a decoder on the difference of two images' maps."""
 
     name, figure, score = "change", "change_f1", "change_f1"
     switch = "change.wanted"

@@ -15,9 +15,7 @@ _GOLDEN = 0.618033988749895  # of a turn between the hues of consecutive classes
 
 
 def answers_panel(answers: Answers) -> bytes:
-    """Return a PNG with a row per image: its views, its mask, and a column per model; pixels without a class are
-    grey.
-    """
+    """Return a PNG with a row per image: views, mask, and a column per model; pixels without a class are grey."""
     titles = ("image",) if len(answers.images) == 1 else ("before", "after")
     columns = {t: _upright(pixels) for t, pixels in zip(titles, answers.images, strict=True)}
     columns["truth"] = coloured(answers.masks, answers.classes)

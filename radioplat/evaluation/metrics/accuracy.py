@@ -24,7 +24,7 @@ class AccuracyResult:
 
 
 class Accuracy(Metric):
-    """:class:`AccuracyResult` of each model that has a classifier."""
+    """Metric ``accuracy``: an :class:`AccuracyResult` for each model that has a classifier."""
 
     name = row = "accuracy"
     score = "top1"

@@ -122,7 +122,10 @@ class CorrespondenceMeter:
 
 
 class Correspondence(Metric):
-    """:class:`CorrespondenceResult` by model, on the first held-out images and a warped copy of each."""
+    """Metric ``correspondence``: a :class:`CorrespondenceResult` for each model.
+
+    It uses the first held-out images and a warped copy of each.
+    """
 
     name = "correspondence"
     switch = "correspondence.enable"

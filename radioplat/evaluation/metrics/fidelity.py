@@ -136,7 +136,9 @@ def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:
 
 
 class Fidelity(Metric):
-    """:class:`FidelityResult` by student, teacher and kind; a student is also measured at each resolution."""
+    """Metric ``fidelity``: a :class:`FidelityResult` by student, teacher and kind; also by resolution of the
+    student.
+    """
 
     name = row = objective = "fidelity"
     requires = "teachers"

@@ -184,7 +184,7 @@ def _require(count: int, bad: int, split: str) -> None:
 
 
 class Knn(Metric):
-    """:class:`KnnResult` by model; a student is also measured at each resolution; empty if a split has no labels."""
+    """Metric ``knn``: a :class:`KnnResult` for each model, and the student at each resolution; none without labels."""
 
     name = figure = row = objective = "knn"
     score = "top1"

@@ -205,7 +205,7 @@ def _score(classifier: LinearClassifier, features: Tensor, targets: Tensor) -> t
 
 
 class LinearProbe(Metric):
-    """:class:`LinearProbeResult` by model; empty if a split has no labels."""
+    """Metric ``linear_probe``: a :class:`LinearProbeResult` for each model; none if a split has no labels."""
 
     name, score = "linear", "top1"
     figure = row = "linear_probe"

@@ -39,7 +39,11 @@ class _OwnMetric:
         return self.path.rpartition(":")[2]
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the user's code; whatever it raises is an error of the entry."""
+        """Call the user's code.
+
+        Raises:
+            RadioplatError: the code raised an exception; the message names the entry.
+        """
         try:
             return function(*arguments)
         except Exception as error:
@@ -66,7 +70,7 @@ class _OwnMetric:
 
 
 class OwnMetrics(Metric):
-    """A number by model and own metric: ``{model: {metric: value}}``."""
+    """Users' own metrics: a number for each model and metric, ``{model: {metric: value}}``."""
 
     name = row = "metrics"
     switch = "metrics"

@@ -119,7 +119,7 @@ def _with_flag(pair: Agreement, others: list[Agreement]) -> Agreement:
 
 
 class ResolutionAgreement(Metric):
-    """:class:`Agreement` of the trained student, by ``backbone`` and by each teacher's name for its head."""
+    """:class:`Agreement` of the trained student's features, by ``backbone``, and by teacher's name for its heads."""
 
     name = "agreement"
     switch = "resolutions"

@@ -20,7 +20,7 @@ from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import pack, to_host, unpack
 
 _OWN_GRID = (0, 0)  # a map at the teacher's own grid
-_PURPOSE = b"evaluation: summary and spatial"  # apart from features of runs, which contain what losses need
+_PURPOSE = b"evaluation: summary and spatial"  # separate from cached features of runs, which have other outputs
 _ANYWHERE = np.zeros(4, np.int64)  # images are identified by their pixels alone
 
 
@@ -52,7 +52,7 @@ def evaluation_key(teacher: ResolvedTeacher, device: str) -> bytes:
 
 
 def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
-    """Wrap ``encode`` to read known features from ``store`` and write new ones, bit for bit in bf16."""
+    """Return ``encode`` with a cache: known features are read from ``store``, new ones are written, exact in bf16."""
 
     def through_store(images: torch.Tensor) -> Features:
         """Encode uint8 ``[B, 3, H, W]`` to fp32 features; images that the store lacks are encoded in one batch."""

@@ -123,7 +123,7 @@ def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> De
         raise SpecError(f"{size} is not a multiple of the detector's stride", where=f"{where}.path", hint=hint)
 
     def detect(images: torch.Tensor) -> list[Found]:
-        """Detect with torch."""
+        """Return the boxes that the checkpoint detects in each image."""
         return detector.detect(images.to(device), _MOST)
 
     return DetectorModel(
@@ -141,7 +141,7 @@ def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> De
 
 def _of_file(spec: Spec, entry: ModelEntry, where: str, file: OnnxModel | EngineModel) -> DetectorModel:
     def detect(images: torch.Tensor) -> list[Found]:
-        """Detect with the file."""
+        """Return the boxes that the file's outputs contain for each image."""
         outputs = file.encode(images).named
         return best_boxes(outputs[LOGITS], outputs[BOXES], images.shape[-2:], _MOST)
 

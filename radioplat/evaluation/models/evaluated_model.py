@@ -18,7 +18,7 @@ _BOTH = frozenset({"summary", "spatial"})
 
 
 def student_encoder(student: Student) -> Encoder:
-    """Return the student's backbone, and classifier if any, as an encoder in evaluation mode and its own precision."""
+    """Return the student's backbone, and classifier if any, as an encoder, in evaluation mode and its precision."""
     student = student.eval()
     wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
     device = next(student.parameters()).device

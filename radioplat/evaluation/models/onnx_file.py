@@ -132,11 +132,11 @@ def _session(path: Path, threads: int) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # errors are raised, too
+    options.log_severity_level = 4  # do not also log errors: they are raised
     options.intra_op_num_threads = threads
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "0"
-    )  # leaves the cores to decoders and other models
+    )  # waiting threads do not spin, so that decoders and other models can use the cores
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 

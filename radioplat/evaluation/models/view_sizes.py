@@ -22,7 +22,7 @@ def size_problems(architecture: StudentArchitecture, sizes: dict[str, int]) -> I
         with on_meta():
             student = Student(architecture)
     except RadioplatError:
-        return  # reported with the student
+        return  # checks of the student report it
     backbone = student.backbone
     for where, size in sizes.items():
         if backbone.needs_multiple and size % student.stride:

@@ -44,7 +44,7 @@ class Overlap:
 def on_common_grid(
     student: torch.Tensor, teacher: torch.Tensor, overlap: Overlap | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return both maps on the coarser grid, and the share of each position that both see.
+    """Return both maps on the coarser of their grids, and the share of each position that both models see.
 
     Args:
         student, teacher: fp32 ``[B, h, w, D]``, each with its own ``h``, ``w`` and ``D``.
@@ -73,8 +73,7 @@ def on_common_grid(
 
 
 def visible_positions(valid: torch.Tensor | None, spatial: torch.Tensor) -> torch.Tensor:
-    """Return fp32 ``[B, h, w]``, 1 for each position of a map ``[B, h, w, D]`` all of whose pixels show the image, else
-    0.
+    """Return fp32 ``[B, h, w]``: 1 for positions of a map ``[B, h, w, D]`` all of whose pixels show the image, else 0.
 
     Args:
         valid: bool ``[B, H, W]`` by pixel of the view, or None for everywhere.

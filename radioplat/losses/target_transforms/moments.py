@@ -67,20 +67,20 @@ class Moments:
         return Moments(*(total(part.clone()).cpu() for part in self.parts()))
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``count``, ``total``, ``outer``."""
+        """Return ``count``, ``total`` and ``outer``."""
         return self.count, self.total, self.outer
 
     def mean(self) -> torch.Tensor:
-        """Mean ``[D]``; 0 without data."""
+        """Return the mean ``[D]``; 0 without data."""
         return self.total / self.count.clamp(min=1)
 
     def variance(self) -> torch.Tensor:
-        """Population variance of each dimension, ``[D]``."""
+        """Return the population variance of each dimension, ``[D]``."""
         squares = self.outer.diagonal() if self.full else self.outer
         return (squares / self.count.clamp(min=1) - self.mean().square()).clamp(min=0)
 
     def covariance(self) -> torch.Tensor:
-        """Population covariance ``[D, D]``.
+        """Return the population covariance ``[D, D]``.
 
         Raises:
             ValueError: only the diagonal was summed.

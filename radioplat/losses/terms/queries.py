@@ -52,7 +52,7 @@ def match_queries(mine: Answers, theirs: Answers) -> Pairs:
     Raises:
         ValueError: the two have different classes.
     """
-    from scipy.optimize import linear_sum_assignment  # a quarter of a second, in each process
+    from scipy.optimize import linear_sum_assignment  # here: importing it takes 0.25 s in each process
 
     if mine.logits.shape[-1] != theirs.logits.shape[-1]:
         raise ValueError(f"{mine.logits.shape[-1]} classes cannot be matched with {theirs.logits.shape[-1]}")

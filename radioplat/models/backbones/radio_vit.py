@@ -13,7 +13,7 @@ from radioplat.models.backbones.patch_generator import PatchGenerator
 from radioplat.models.backbones.vitdet import Windows, from_windows, to_windows
 from radioplat.models.features import Features
 
-DEFAULT_REGISTER_MULTIPLE = 8  # default: the number of tokens before the patches is a multiple of it
+DEFAULT_REGISTER_MULTIPLE = 8  # by default the number of tokens before the patches is a multiple of this
 
 
 class RadioViT(nn.Module):

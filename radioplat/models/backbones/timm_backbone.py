@@ -48,7 +48,7 @@ class TimmBackbone(nn.Module):
         except (TypeError, AssertionError, ValueError) as error:
             raise SpecError(f"timm cannot build {name!r}: {error}", where=f"{where}.kwargs") from None
         self.num_classes = num_classes
-        # Whether the built model accepts images of other sizes.
+        # True if the built model accepts images of other sizes.
         self.any_size = "img_size" not in kwargs or bool(kwargs.get("dynamic_img_size"))
         self.name, self.arguments = name, {"num_classes": num_classes, **kwargs}  # to build the same model again
         self.spatial_dim: int = self.model.num_features
@@ -81,7 +81,7 @@ class TimmBackbone(nn.Module):
         H, W]``."""
         raw = self.model.forward_features(images)
         summary = self.model.forward_head(raw, pre_logits=True) if "summary" in wanted else None
-        # Not the classifier on the summary: some models average two, or pool and classify in one.
+        # Use timm's own head: some models average two classifiers, or pool and classify in one layer.
         named = {"logits": self.model.forward_head(raw)} if "logits" in wanted else {}
         return Features(summary, self.spatial(raw, images) if "spatial" in wanted else None, named)
 
@@ -108,7 +108,7 @@ def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Ten
 def _stride(model: nn.Module, where: str) -> int:
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(model, VisionTransformer) and patch_embed is not None and hasattr(patch_embed, "feat_ratio"):
-        return int(patch_embed.feat_ratio())  # of a hybrid: the CNN's stride times the patch
+        return int(patch_embed.feat_ratio())  # for a hybrid model: the CNN's stride times the patch size
     info = getattr(model, "feature_info", None)
     if info:
         last = info[-1] if isinstance(info, list) else info.info[-1]

@@ -36,7 +36,7 @@ class Windows:
         fits = (s for s in self.sizes if not (rows % s or columns % s) and s < max(rows, columns))
         return sorted(set(fits))
 
-    @torch.compiler.disable  # one graph for each size: the draw decides which blocks use windows
+    @torch.compiler.disable  # not traced; a graph is compiled for each size that it returns
     def draw(self, rows: int, columns: int) -> int:
         """Draw the size for one micro-batch; 0 for none. Always consumes two numbers of torch's CPU generator."""
         chance, which = torch.rand(2, device="cpu").tolist()

@@ -20,7 +20,7 @@ class NoisyLinear(nn.Linear):
     noise: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``nn.Linear``."""
+        """Apply the layer; while training, with noise on its weight."""
         return F.linear(x, _noisy(self), self.bias)
 
 
@@ -30,7 +30,7 @@ class NoisyConv2d(nn.Conv2d):
     noise: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``nn.Conv2d``."""
+        """Apply the convolution; while training, with noise on its weight."""
         return self._conv_forward(x, _noisy(self), self.bias)
 
 

@@ -12,10 +12,10 @@ Scalar = int | float | bool | str | None
 
 @dataclass(frozen=True)
 class Reshaping:
-    """Changes to a freshly built module; kept as JSON, so with lists instead of tuples.
+    """Changes that turn a newly built module into a pruned one; stored as JSON, so with lists instead of tuples.
 
     Attributes:
-        kept: indices of the remaining children, by the name of the container that lost some.
+        kept: indices of the remaining children, by the name of each container from which some were removed.
         shapes: new shapes of parameters and buffers, by their names after the removal.
         attributes: other attributes that differ (``out_features``, ``num_heads``, ``stride``), by module name and
             attribute.
@@ -27,7 +27,7 @@ class Reshaping:
 
 
 def reshape(module: nn.Module, how: Reshaping) -> None:
-    """Change ``module`` in place. Each tensor keeps its first rows and columns, so it is as untrained as before.
+    """Change ``module`` in place; each tensor keeps its first rows and columns.
 
     Raises:
         KeyError, AttributeError: ``how`` belongs to another module.
@@ -53,7 +53,7 @@ def difference(base: nn.Module, changed: nn.Module, kept: dict[str, list[int]]) 
     """Return the changes that turn ``base`` into the form of ``changed``; ``base`` is changed in place.
 
     Args:
-        kept: indices of the children that remain in ``changed``, by the name of the container that lost some.
+        kept: indices of the children that remain in ``changed``, by the name of each container that lost some.
     """
     for name, indices in kept.items():
         keep_children(base.get_submodule(name), indices)

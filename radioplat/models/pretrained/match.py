@@ -34,8 +34,8 @@ class Match:
 def match_backbone(student: Student, source: SourceCheckpoint, path: str, where: str) -> Match:
     """Match the backbone of ``source`` with ``student``, which may be on the meta device.
 
-    A RADIO ViT gets another's class tokens by teacher's name, as many registers as both have, and its position table
-    resized.
+    In a RADIO ViT class tokens are matched by teacher's name, as many registers are copied as both have, and the
+    position table is resized.
 
     Raises:
         WeightsError: the blocks are not those of the student's architecture.
@@ -51,7 +51,7 @@ def match_backbone(student: Student, source: SourceCheckpoint, path: str, where:
             where=where,
             hint="Leave model.backbone.type out: the file says what it is.",
         )
-    # Another set of labels needs another classifier.
+    # The classifier may differ, because the labels may.
     taken = fit(backbone.model, source.backbone, path, where, fresh=backbone.classifier_prefix)
     return Match({f"backbone.model.{k}": v for k, v in taken.items()}, _normalisation(student, source))
 
@@ -59,12 +59,12 @@ def match_backbone(student: Student, source: SourceCheckpoint, path: str, where:
 def match_heads(student: Student, source: SourceCheckpoint, moving: Collection[tuple[str, str]] = ()) -> Match:
     """Match heads and feature projections of ``source`` by teacher's name; each is used completely or not at all.
 
-    A head's raw output is kept, whatever target normalization it was trained with: that is folded into its last layer,
-    and the run's own is unfolded once it is known.
+    The raw output of a head does not change: the target normalization that it was trained with is folded into its last
+    layer, and the inverse of the run's own normalization is applied to that layer once it is known.
 
     Args:
-        moving: teacher's name and kind where the run estimates the normalization while it trains. There a head keeps
-            the normalization that it was trained with, if it has the same form, until the run's replaces it.
+        moving: teacher's name and kind of the targets whose normalization the run estimates while it trains. Such a
+            head keeps the normalization that it was trained with, if it has the same form, until the run's replaces it.
     """
     result = Match()
     names = student.head_names

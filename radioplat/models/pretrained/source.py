@@ -51,12 +51,12 @@ class SourceCheckpoint:
 
     @property
     def is_radio(self) -> bool:
-        """Whether its backbone is a RADIO ViT."""
+        """True if the backbone is a RADIO ViT."""
         return TABLE in self.backbone  # the embedder can be two layers with other names
 
     @property
     def is_timm_vit(self) -> bool:
-        """Whether its backbone is a timm ViT of the plain kind."""
+        """True if the backbone is a plain timm ViT."""
         return "patch_embed.proj.weight" in self.backbone and "blocks.0.attn.qkv.weight" in self.backbone
 
 

@@ -22,7 +22,7 @@ class QuantizedLinear(nn.Linear):
     weight_quantizer: Quantizer | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``nn.Linear``."""
+        """Apply the layer to the rounded input with the rounded weight."""
         return F.linear(_through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight), self.bias)
 
 
@@ -33,7 +33,7 @@ class QuantizedConv2d(nn.Conv2d):
     weight_quantizer: Quantizer | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``nn.Conv2d``."""
+        """Apply the convolution to the rounded input with the rounded weight."""
         x, weight = _through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight)
         return self._conv_forward(x, weight, self.bias)
 
@@ -42,7 +42,7 @@ class QuantizedConv2dSame(QuantizedConv2d, Conv2dSame):
     """The same for timm's convolution with TensorFlow's padding."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As timm's; padded zeros are exact in every format."""
+        """Apply the convolution as timm does, to rounded input and weight; padded zeros are exact in every format."""
         x, weight = _through(self.input_quantizer, x), _through(self.weight_quantizer, self.weight)
         padded = pad_same(x, list(weight.shape[-2:]), list(self.stride), list(self.dilation))
         return F.conv2d(padded, weight, self.bias, self.stride, (0, 0), self.dilation, self.groups)

@@ -42,7 +42,7 @@ class StudentArchitecture:
         pruned: changes by pruning to the backbone that ``type`` builds; None for none.
         low_rank: rank by name of the layers that are two in a row, in the backbone after pruning.
         quantized: which layers have quantizers, with BatchNorm folded; None for none.
-        sparsity: the layers whose zeros training keeps; None for none.
+        sparsity: the layers whose zero weights stay zero in training; None for none.
     """
 
     type: str
@@ -66,7 +66,7 @@ class StudentArchitecture:
 
     @property
     def summary_slots(self) -> list[int]:
-        """Class tokens that make the summary; empty for all of them.
+        """Indices of the class tokens that the summary consists of; empty for all of them.
 
         A teacher without a summary loss keeps its class token, but that token is not trained to summarise an image
         (RADIO's ``use_summary: false``), so it is left out.
@@ -174,7 +174,7 @@ class Student(nn.Module):
             reshape(self.backbone, architecture.pruned)
         split_layers(self.backbone, architecture.low_rank)
         if architecture.spectral_reparam:
-            reparametrize(self.backbone, iterations=1)  # its weights come from elsewhere, see start_student
+            reparametrize(self.backbone, iterations=1)  # start_student loads its weights
         for h in architecture.heads:
             if hasattr(nn.ModuleDict(), h.name):
                 raise SpecError(f"no teacher can be called {h.name!r}", where="distill.teacher", hint="Give it a name.")

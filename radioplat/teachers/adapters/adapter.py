@@ -1,4 +1,4 @@
-"""The base class of adapters: structure first, weights later."""
+"""The base class of adapters, which build a teacher's structure first and load its weights later."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class NativeInput:
 
 
 class Adapter(nn.Module):
-    """A model as a teacher.
+    """Base class of adapters: a model as a teacher.
 
     A subclass builds the structure (:meth:`build`) and loads the weights (:meth:`load`). ``build`` runs on the meta
     device when only the structure is needed, so it must not read values.
 
     Attributes:
         stride: pixels that a position of the map covers.
-        needs_multiple: whether images must be a whole number of patches.
-        multiple: pixels of such a patch, if the map is finer than the patches; 0: the stride.
-        logits_dim: classes of its classifier, 0 for none.
+        needs_multiple: whether sides of images must be multiples of the patch size.
+        multiple: that patch size in pixels, if the map is finer than the patches; 0: the stride.
+        logits_dim: number of classes of its classifier, 0 for none.
         class_names: of its classifier, in their order; empty if unknown.
         native: see :class:`NativeInput`.
         in_fp32: whether it computes in fp32 if the spec leaves the precision open.

@@ -29,10 +29,10 @@ _TOWERS = {
     "siglip2": "Siglip2VisionModel",
     "sam": "SamVisionModel",
 }
-# How a folder is loaded: nothing is downloaded, and no pickle is read.
+# Arguments for loading a folder: nothing is downloaded, and no pickle is read.
 LOADING = dict(local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
 Result = TypeVar("Result")
-_MOST_PREFIX = 32  # class token and registers; more than these is no ViT
+_MOST_PREFIX = 32  # maximum number of class tokens and registers; a model with more is no ViT
 
 
 class HfTeacher(Adapter):
@@ -48,7 +48,7 @@ class HfTeacher(Adapter):
         super().__init__()
         self.model, self.native = model, native
         self.pooled = True
-        # NaFlex: input is patches and their grid.
+        # True for NaFlex models, whose input is patches and their grid.
         self.patched = "spatial_shapes" in inspect.signature(model.forward).parameters
         self.patch = int(getattr(config, "patch_size", 0) or 0)
         accepts = inspect.signature(model.forward).parameters

@@ -61,7 +61,7 @@ class OwnClassTeacher(Adapter):
             raise SpecError(f"{path} is no torch.nn.Module class", where=f"{where}.type")
         try:
             model = own_class(**teacher.backbone.kwargs)
-        except Exception as error:  # whatever a user's constructor raises
+        except Exception as error:  # a user's constructor may raise anything
             message = f"{own_class.__name__} cannot be built with these arguments: {_first_line(error)}"
             raise SpecError(message, where=f"{where}.kwargs", hint=_ON_META) from None
         return cls(model, f"{where}.type")
@@ -79,9 +79,9 @@ class OwnClassTeacher(Adapter):
         """
         try:
             features = self.model(images, wanted)
-        except Exception as error:  # whatever a user's forward raises
+        except Exception as error:  # a user's forward may raise anything
             if not images.is_meta:
-                raise  # in a run, out of memory, for example, is handled by the caller
+                raise  # in a run the caller handles it, for example out of memory
             message = f"forward of images {[*images.shape]} raised {type(error).__name__}: {_first_line(error)}"
             raise self._error(message, _ON_META) from None
         if not isinstance(features, Features):

@@ -44,7 +44,7 @@ class SamTeacher(TimmTeacher):
 
     @classmethod
     def built_for(cls, teacher: ResolvedTeacher) -> int | None:
-        """None: its position tables have the size of its training images, whatever size it is run on."""
+        """Return None: its position tables always have the size of its training images."""
         return None
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = BOTH) -> Features:

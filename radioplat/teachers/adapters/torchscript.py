@@ -45,7 +45,7 @@ class TorchScriptTeacher(Adapter):
             raise WeightsError(f"no such file: {path}", where=field)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit; such files still exist
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated; such files exist
                 model = torch.jit.load(str(path), map_location="cpu")
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]

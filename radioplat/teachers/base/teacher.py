@@ -126,7 +126,7 @@ class FrozenTeacher(nn.Module):
     """A teacher with its weights loaded; of an ensemble the first member, with the others as submodules.
 
     Args:
-        teacher: what to build; weights are read from its local path.
+        teacher: the teacher to build; weights are read from its local path.
         device: where it runs.
 
     Raises:

@@ -72,11 +72,11 @@ class CachedTeacher:
         return self._client.held()
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> _Seen:
-        """Send nothing yet; without ``batch`` nothing is looked up either."""
+        """Return the view without sending it; without ``batch`` the cache is not used for it."""
         return _Seen(pixels, batch, self._places)
 
     def submit(self, shared: _Seen, micro_batch: int) -> Pending:
-        """Look every sample up, and request the rest; the result's ``cached`` counts hits and misses."""
+        """Look up every sample, and request the missing ones; the result's ``cached`` counts hits and misses."""
         keys = {row: feature_key(self._key, digest) for row, digest in shared.digests.items()}
         looked_up = zip(keys, self._store.get(list(keys.values())), strict=True)
         hits = {row: features for row, features in looked_up if features is not None}

@@ -123,7 +123,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 def _path_hash(path: Path, where: str) -> str:
     try:
         if path.is_dir():
-            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # without moments
+            ours = {STUDENT_FILE, HEADS_FILE} if is_checkpoint(path) else None  # without the optimizer state
             files = sorted(p for p in path.rglob("*") if p.is_file() and (ours is None or p.name in ours))
             parts = [(str(p.relative_to(path)), file_hash(p)) for p in files]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

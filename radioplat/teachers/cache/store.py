@@ -87,7 +87,7 @@ class FeatureStore:
         return list(each(self._get, keys))
 
     def put(self, key: bytes, row: Row) -> None:
-        """Queue ``row`` (arrays that nobody writes to any more) for writing, if there is room."""
+        """Queue ``row`` for writing, unless the cache is full; its arrays must not be changed any more."""
         with self._lock:
             if self._stopped or self._knows(key):
                 return

@@ -31,11 +31,11 @@ class _Request:
 class Batcher:
     """Callable from any number of threads; one thread computes, and joins the requests that were queued meanwhile.
 
-    It never waits for more requests: a lone one runs at once. Results equal those of requests that run alone.
+    It never waits for more requests: a single one runs at once. Results equal those of requests that run alone.
 
     Args:
         forward: see :class:`radioplat.teachers.serving.teacher_runner.TeacherRunner`.
-        most: rows of one forward.
+        most: maximum number of rows of one forward.
     """
 
     def __init__(self, forward: Forward, most: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import ray
 
-_TIMEOUT_S = 10.0  # for an answer of a replica
+_TIMEOUT_S = 10.0  # maximum time to wait for a replica's reply
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,14 @@ class TeacherRunner:
         self.model = FrozenTeacher(teacher, device)
         self.precision = str(self.model.dtype).removeprefix("torch.")
         self._on_gpu = torch.device(device).type == "cuda"
-        assert teacher.service.max_batch is not None  # a resolved teacher has it
+        assert teacher.service.max_batch is not None  # resolving the spec sets it
         self.max_batch: int = teacher.service.max_batch
         self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
 
     def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Compute features of uint8 ``[B, 3, H, W]``, summary ``[B, D]`` and spatial ``[B, *grid, D]`` or less, on the
-        device.
+        """Compute the wanted features of uint8 ``[B, 3, H, W]``; they stay on the device.
+
+        Vectors are ``[B, D]``; maps are ``[B, *grid, D]``, or smaller if the teacher's own map is.
 
         Args:
             grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
@@ -50,12 +51,12 @@ class TeacherRunner:
         images = torch.from_numpy(np.ascontiguousarray(pixels)) if pixels.flags.writeable else torch.tensor(pixels)
         features = self.model(images, wanted)
         if features.spatial is not None:
-            own = features.spatial.shape[1:3]  # smaller than the grid if a small view was drawn
+            own = features.spatial.shape[1:3]  # smaller than the grid for a small view
             inside = (min(own[0], grid[0]), min(own[1], grid[1]))
             features = Features(
                 features.summary, to_grid(features.spatial.float(), inside).to(torch.bfloat16), features.named
             )
         packed = pack(features.map(lambda t: t[:rows]), 0.0)
         if self._on_gpu:
-            torch.cuda.synchronize()  # to measure the work's time, and to let others read the features
+            torch.cuda.synchronize()  # to measure the time, and so that others can read the features
         return packed.taking(time.perf_counter() - begin)

@@ -7,7 +7,7 @@ from typing import Any
 
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 
-# It has KIND and VERSION of its checkpoints, and the functions read_for_teacher, parameter_count and load_upsampler.
+# The module has KIND and VERSION of checkpoints, and functions read_for_teacher, parameter_count and load_upsampler.
 _FEATSHARP = "radioplat.teachers.upsamplers.featsharp.checkpoint"
 
 

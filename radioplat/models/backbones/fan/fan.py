@@ -69,7 +69,7 @@ class Fan(nn.Module):
         return {name for name, _ in self.named_parameters() if name.endswith(("cls_token", "temperature"))}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute each block in the backward pass, or not."""
+        """Enable or disable the recomputation of each block in the backward pass."""
         self.grad_checkpointing = enable
 
     def forward_features(self, images: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class HybridEmbed(nn.Module):
 
     def __init__(self, embed_dim: int, depths: tuple[int, int], in_chans: int) -> None:
         super().__init__()
-        # timm's has four stages; the last two stay behind.
+        # timm's ConvNeXt has four stages; only the first two are used.
         whole = ConvNeXt(in_chans, 0, depths=(*depths, 1, 1), dims=(128, 256, 8, 8))
         self.backbone = nn.ModuleDict({"stem": whole.stem, "stages": whole.stages[:2]})
         self.proj = nn.Conv2d(256, embed_dim, 2, 2)
@@ -187,7 +187,7 @@ class ConvMlp(nn.Module):
 
 
 def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """``[B, N, D]`` as ``[B, heads, N, D / heads]``."""
+    """Reshape ``[B, N, D]`` to ``[B, heads, N, D / heads]``."""
     return x.unflatten(2, (heads, -1)).transpose(1, 2)
 
 

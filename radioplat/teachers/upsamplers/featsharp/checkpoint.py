@@ -75,7 +75,7 @@ def load_upsampler(path: str | Path, where: str) -> FeatSharp:
     require_finite(tensors, path, where)
     try:
         tensors = fit(model, tensors, path, where)
-    except WeightsError as error:  # its hint is about backbones
+    except WeightsError as error:  # without load_into's hint, which is about backbones
         raise WeightsError(error.problems[0].message, where=where, hint=_AGAIN) from None
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(False).eval()

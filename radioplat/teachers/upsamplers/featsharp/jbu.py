@@ -38,7 +38,7 @@ class JointBilateral(nn.Module):
         self.log_sigma = nn.Parameter(torch.zeros(()))  # log sigma_spatial
 
     def forward(self, coarse: torch.Tensor, guide: torch.Tensor) -> torch.Tensor:
-        """``[B, D, h, w]`` and colours ``[B, 3, H, W]`` to ``[B, D, H, W]``."""
+        """Upsample ``[B, D, h, w]`` to ``[B, D, H, W]``, guided by colours ``[B, 3, H, W]``."""
         height, width = guide.shape[-2:]
         resized = F.interpolate(coarse, size=(height, width), mode="bicubic", align_corners=False)
         weights, padded = self.weights(guide), F.pad(resized, [self.radius] * 4)
@@ -79,7 +79,10 @@ class JointBilateralStack(nn.Module):
         self.stages = nn.ModuleList(JointBilateral(dim, radius) for _ in range(int(math.log2(factor))))
 
     def forward(self, coarse: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """``[B, D, h, w]`` and the image ``[B, 3, H, W]`` of any size to ``[B, D, factor * h, factor * w]``."""
+        """Upsample ``[B, D, h, w]`` to ``[B, D, factor * h, factor * w]``, guided by an image ``[B, 3, H, W]``.
+
+        The image may have any size.
+        """
         for stage in self.stages:
             size = (2 * coarse.shape[-2], 2 * coarse.shape[-1])
             coarse = stage(coarse, F.adaptive_avg_pool2d(image, size))

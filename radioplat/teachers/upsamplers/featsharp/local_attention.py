@@ -35,7 +35,7 @@ class LocalAttention(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, window * window))  # offsets row by row
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[B, H, W, C]`` to ``[B, H, W, C]``."""
+        """Attend from each position of ``[B, H, W, C]`` to the square around it; returns the same shape."""
         (_, height, width, channels), rows, columns = x.shape, -(-x.shape[1] // _BLOCK), -(-x.shape[2] // _BLOCK)
         q, k, v = self.qkv(x).chunk(3, -1)
         attended = F.scaled_dot_product_attention(
