@@ -126,7 +126,7 @@ class Accounts(StepHook):
 
 @contextlib.contextmanager
 def session(task_folder: Path) -> Iterator[None]:
-    """Record the begin and end of one start of the command; the driver runs everything inside this block."""
+    """Record the beginning and end of one start of the command; the driver runs everything inside this block."""
     _append(task_folder, {"event": RUN})
     try:
         yield

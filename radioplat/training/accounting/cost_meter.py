@@ -41,8 +41,7 @@ class CostMeter(StepHook):
         return self.costs.kpi()
 
     def after_step(self, record: StepRecord) -> None:
-        """Add the counts of ``record``, and replica time: the time since the last record times the number of
-        replicas."""
+        """Add the counts of ``record``, and the replica seconds since the last record."""
         now = time.monotonic()
         passed, self._clock = now - self._clock, now
         for name, client in self._clients.items():

@@ -40,8 +40,7 @@ class LedgerRows(StepHook):
             self._ledger.rejected(record.step, self._rank, positions, ids, [reason] * len(ids))
 
     def taken_back(self, trail: list[tuple[int, np.ndarray, np.ndarray]], first: int) -> None:
-        """Record the samples of ``trail`` (of a roll-back) from step ``first`` on as rejected: training leaves them
-        out."""
+        """Record the samples of a roll-back's ``trail`` from step ``first`` on as rejected: training skips them."""
         for step, positions, ids in trail:
             if step >= first:
                 self._ledger.rejected(step, self._rank, positions, ids, ["rolled_back"] * len(ids))

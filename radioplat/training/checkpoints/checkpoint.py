@@ -54,7 +54,6 @@ class Snapshot:
 
     Attributes:
         name: name of the checkpoint's folder.
-        name: name of the checkpoint's folder.
         files: tensors and metadata, by file name.
         state: contents of ``state.json``.
     """

@@ -196,7 +196,7 @@ class Mirror:
         return newest, unreadable
 
     def find(self, name: str) -> str | None:
-        """Return the path of the upload of checkpoint or folder ``name`` that was finished last; None if none was."""
+        """Return the path of the newest finished upload of checkpoint or folder ``name``; None if there is none."""
         fits = [one for one in self._finished() if name in (one.checkpoint, one.folder)]
         return f"{self.folder}/{max(fits, key=lambda one: one.written).folder}" if fits else None
 

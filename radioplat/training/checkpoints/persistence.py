@@ -32,14 +32,16 @@ from radioplat.training.hooks.step_hook import StepHooks
 
 
 class Persistence:
-    """Decide when to save, save, and restore. Every rank has one and calls its methods at the same steps."""
+    """Decide when to save checkpoints, and save and restore them.
+
+    Every rank has one and calls its methods at the same steps.
+    """
 
     def __init__(self, run: Run, rank: int, world_size: int) -> None:
         """Choose the checkpoint to resume from and set :attr:`state`, the same on every rank.
 
         Raises:
-            RadioplatError: on every rank, as raised by :func:`starting_point`, or if another run has taken over the
-                folder.
+            RadioplatError: on every rank, as raised by :func:`starting_point`, or if another run took over the folder.
         """
         self._run, self._rank = run, rank
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
@@ -61,8 +63,7 @@ class Persistence:
             self._writer.warn = warn_both
 
     def restore_weights(self, objective: Objective) -> None:
-        """Load the weights and buffers of the student and its peers from the checkpoint to resume from, if there is
-        one.
+        """Load the weights and buffers of the student and its peers, if there is a checkpoint to resume from.
 
         Call it before the engine is built: the engine rounds frozen weights, and at ZeRO stage 3 partitions them.
         """
@@ -175,8 +176,7 @@ class Persistence:
             self._writer.score(checkpoint, kpi)
 
     def close(self) -> None:
-        """Wait for the save in progress and ignore its failure; every rank calls it when it ends, also after an
-        error."""
+        """Wait for the save in progress and ignore its failure; every rank calls it at its end, also after an error."""
         if self._writer is not None:
             self._writer.close()
 

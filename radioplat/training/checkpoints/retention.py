@@ -34,7 +34,7 @@ def checkpoints_to_remove(known: Mapping[str, Standing], newest: int, train: Tra
     Args:
         known: all checkpoints, by name.
         newest: step of the newest committed checkpoint. Checkpoints with more steps belong to steps that were abandoned
-            (by a roll-back or an earlier resume): they are neither counted nor removed.
+            (for example by resuming from an older checkpoint): they are neither counted nor removed.
     """
     if train.keep_last is None:
         return set()

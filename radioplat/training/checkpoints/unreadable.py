@@ -15,6 +15,7 @@ class Unreadable:
 
     Attributes:
         path: local path or URL.
+        step: its global step; None if unknown.
         reason: what is wrong, and in which file.
         torn: True if files are missing or damaged; False if the files are intact but of another version.
     """

@@ -47,7 +47,7 @@ class BatchNormStatistics(StepHook):
 
     def _collect(self, i: int):
         def hook(layer: _BatchNorm, inputs, output) -> None:
-            """Add the statistics of this forward to the sums, and restore the values from the begin of the step."""
+            """Add the statistics of this forward to the sums, and restore the values from the start of the step."""
             if layer.training:
                 if self.counting:
                     self._sums[i] += _buffers(layer).double().cpu()

@@ -224,7 +224,7 @@ def discard_gradients(engine: Any) -> None:
             setattr(optimizer, name, {})
     if hasattr(optimizer, "_release_preflattened_grad_buffers"):
         optimizer._release_preflattened_grad_buffers()
-    if hasattr(optimizer, "reset_cpu_buffers"):  # with offload, the first micro-batch resets the sums
+    if hasattr(optimizer, "reset_cpu_buffers"):  # with offload, the next micro-batch must start new sums
         optimizer.reset_cpu_buffers()
         optimizer.local_overflow = False
         optimizer.micro_step_id = 0 if hasattr(optimizer, "fp32_partitioned_groups_flat") else -1

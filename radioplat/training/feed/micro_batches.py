@@ -59,7 +59,7 @@ class MicroBatches:
     def micro_batch(
         self, step: int, micro_batch: int, batch: Batch, answers: dict[str, Pending], record: StepRecord
     ) -> MicroBatch:
-        """Wait for the teachers' answers to micro-batch ``micro_batch`` of ``step`` and return both on the device.
+        """Wait for the teachers' answers; return them and micro-batch ``micro_batch`` of ``step`` on the device.
 
         Args:
             record: updated with the answers and the time spent waiting for them.

@@ -29,7 +29,7 @@ def cut(packed: Packed, mosaic: Mosaic, height: int, width: int) -> Packed:
     """Cut the maps of mosaics ``[M, R, C, D]`` into the maps of their images ``[B, r, c, D]``.
 
     Args:
-        height, width: size of an image in pixels; must be a multiple of the size of a map position.
+        height, width: size of an image in pixels; must be a multiple of the pixels per map position.
 
     Raises:
         ValueError: the image size is not such a multiple.

@@ -31,7 +31,7 @@ class HookContext:
 
     Attributes:
         objective: the module that is trained; ``objective.student`` is the model. From ZeRO stage 1 on its weights are
-            the low-precision ones used in forward; at stage 3 each rank has a part of them.
+            the copies used in forward, not the fp32 master weights; at stage 3 each rank has a part of them.
         folder: the task's results folder.
     """
 

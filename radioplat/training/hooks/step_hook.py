@@ -27,7 +27,7 @@ class StepHook:
     name = ""
 
     def begin_step(self, step: int) -> None:
-        """Called at the begin of global ``step``, counted from 0."""
+        """Called at the start of global ``step``, counted from 0."""
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
         """Called when ``batch`` has arrived; it is padding if ``batch.micro_batch < 0``.

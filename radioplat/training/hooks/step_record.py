@@ -13,7 +13,7 @@ from radioplat.teachers.serving.packed_features import Packed
 
 @dataclass(frozen=True)
 class StepDecision:
-    """Decision if a step may update the weights; equal on all ranks.
+    """Decision whether a step may update the weights; equal on all ranks.
 
     Attributes:
         skip: why the step is skipped, as text for users; empty if it is not skipped.
@@ -40,7 +40,7 @@ class StepRecord:
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
-        decision: decision if the step may update the weights.
+        decision: decision whether the step may update the weights.
         moved: True if the weights were updated; False if the step was skipped or its gradients were not finite.
         figures: figures of the hooks, by name.
     """
