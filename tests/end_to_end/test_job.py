@@ -165,7 +165,7 @@ def student(submit, small, tmp_path_factory) -> Path:
     before, job = path.read_bytes(), ["jobs/radio_distill.py", "-e", str(path)]
     status, output = submit(*job, f"results_dir={folder}", "train.max_steps=2")
     assert status == 0 and "succeeded" in output, output
-    assert "this cluster has no GPU: the run takes 1 CPU worker" in output
+    assert "this cluster has no GPU: the run has 1 CPU worker" in output
     assert path.read_bytes() == before
     return path
 

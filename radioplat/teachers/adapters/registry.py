@@ -18,7 +18,7 @@ from radioplat.teachers.adapters.adapter import Adapter
 _PACKAGE = "radioplat.teachers.adapters"
 # kind -> module and class; imported only if a spec names the kind.
 ADAPTERS = {
-    "radioplat": ("checkpoint", "CheckpointTeacher"),
+    "radioplat": ("trained_student", "CheckpointTeacher"),
     "detector": ("detector", "DetectorTeacher"),
     "torchscript": ("torchscript", "TorchScriptTeacher"),
     "class": ("own_class", "OwnClassTeacher"),

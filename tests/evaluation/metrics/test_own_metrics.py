@@ -253,7 +253,7 @@ def test_names_that_cannot_be_told_apart_and_what_is_no_import_path(base, tmp_pa
     assert [(p.where[-2], p.message) for p in problems] == [
         ("0", "'their_metrics.norm' is not an import path package.module:name"),
         ("2", "two metrics are called 'norm'"),
-        ("3", "a metric of radioplat is called 'knn'"),
+        ("3", "radioplat has a metric of the name 'knn'"),
     ]
-    with pytest.raises(SpecError, match=r"objectives\[0\].metric: a metric of radioplat is called 'macs'"):
+    with pytest.raises(SpecError, match=r"objectives\[0\].metric: radioplat has a metric of the name 'macs'"):
         load_space({"parameters": {"a": {"choice": [1]}}, "objectives": [{"metric": "mine:macs"}]})

@@ -99,7 +99,7 @@ NEW_ROW = """
     assert parse_engine_type("FP4") == "fp4"
     assert choose_targets(["SM89", "SM120"], ["auto"], ["fp4"], "TensorRT") == ["SM120"]
     assert "FP4 needs SM100 or later" in refused(choose_targets, ["SM89"], ["SM89"], ["fp4"], "TensorRT")
-    assert "knows no fp4" in refused(require_readable, "10.3", "fp32", ["fp4"], True)
+    assert "has no fp4" in refused(require_readable, "10.3", "fp32", ["fp4"], True)
     assert refused(require_readable, "11.5", "fp32", ["fp4"], True) is None
     assert newest_opset((10, 3, 0), ["fp4"]) == 20 and newest_opset((11, 0, 0), ["fp4"]) == 24
 
