@@ -204,7 +204,8 @@ def _problems(space: TuneSpace) -> Iterator[Problem]:
         module, _, name = objective.metric.rpartition(":")
         known = name in (*MEASURED, *COSTS)
         if module and known:
-            yield Problem(f"radioplat has a metric of the name {name!r}", f"objectives[{i}].metric", "Give yours another name.")
+            message = f"radioplat has a metric of the name {name!r}"
+            yield Problem(message, f"objectives[{i}].metric", "Give yours another name.")
         elif not known and not IMPORT_PATH.fullmatch(objective.metric):
             hint = f"One of {', '.join((*MEASURED, *COSTS))}, or your own as package.module:name."
             yield Problem(f"{objective.metric!r} is not known", f"objectives[{i}].metric", hint)
