@@ -51,7 +51,8 @@ class RunHooks(StepHooks):
         objective: the module with the checkpoint's weights, before an engine wraps it.
         data: data of the run.
         state: training progress, from the checkpoint.
-        outer: hooks that are kept at a roll-back; they are called after the training hooks created here.
+        outer: hooks that are kept at a roll-back; they are called before users' hooks and the reporter, after all
+            others.
     """
 
     def __init__(

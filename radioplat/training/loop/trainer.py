@@ -159,8 +159,9 @@ class Trainer:
     def save(self, validates: bool = False) -> None:
         """Save a checkpoint, and validate it if ``validates``; every rank must call it.
 
-        The checkpoint is committed later (see :meth:`Persistence.finish`), except if it is validated or spikes are
-        rolled back: then this waits until it is committed.
+        The checkpoint is committed later (see :meth:`Persistence.finish`), except if it is validated or the spec rolls
+        back
+        loss spikes: then this waits until it is committed.
         """
         begin, steps, spikes = time.perf_counter(), self.state.global_step, self.hooks.spikes
         with self._phases(CHECKPOINT):
