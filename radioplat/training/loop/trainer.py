@@ -160,8 +160,7 @@ class Trainer:
         """Save a checkpoint, and validate it if ``validates``; every rank must call it.
 
         The checkpoint is committed later (see :meth:`Persistence.finish`), except if it is validated or the spec rolls
-        back
-        loss spikes: then this waits until it is committed.
+        back loss spikes: then this waits until it is committed.
         """
         begin, steps, spikes = time.perf_counter(), self.state.global_step, self.hooks.spikes
         with self._phases(CHECKPOINT):
