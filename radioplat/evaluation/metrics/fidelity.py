@@ -136,9 +136,7 @@ def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:
 
 
 class Fidelity(Metric):
-    """Metric ``fidelity``: a :class:`FidelityResult` by student, teacher and kind; also by resolution of the
-    student.
-    """
+    """Metric ``fidelity``: a :class:`FidelityResult` by student, teacher and kind, and by the student's resolution."""
 
     name = row = objective = "fidelity"
     requires = "teachers"

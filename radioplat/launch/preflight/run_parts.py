@@ -70,7 +70,7 @@ def samples(preflight: Preflight) -> None:
 
 
 def sample_facts(preflight: Preflight) -> None:
-    """Warn of damaged members and of a field that does not fit the shards; print the mixture and the objects."""
+    """Warn of damaged members and of a field that does not fit the shards; record the mixture and objects as facts."""
     if preflight.data is None:
         return
     index, warnings = preflight.data.index, preflight.warnings
@@ -139,7 +139,7 @@ def labels(preflight: Preflight) -> Iterator[Problem]:
 
 
 def length(preflight: Preflight) -> None:
-    """Print the samples of a step, and the steps of the run."""
+    """Record the samples of a step, and the steps of the run, as facts."""
     if preflight.data is None:
         return
     spec, steps, batch = preflight.spec, preflight.steps_per_epoch, preflight.spec.global_batch_size

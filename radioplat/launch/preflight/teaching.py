@@ -23,7 +23,7 @@ ROLES = {Source.ema: "the student's average", Source.deeper: "the student itself
 
 
 def partitions(preflight: Preflight) -> None:
-    """Print which teachers see which micro-batches."""
+    """Record as a fact which teachers see which micro-batches."""
     spec, config = preflight.spec, preflight.spec.distill.partitions
     if not config or preflight.problems:
         return
@@ -40,7 +40,7 @@ def partitions(preflight: Preflight) -> None:
 
 
 def stages(preflight: Preflight) -> None:
-    """Print steps, size, learning rate and teachers of each stage."""
+    """Record steps, size, learning rate and teachers of each stage as facts."""
     spec = preflight.spec
     names, optim = teacher_names(spec.distill.teacher), spec.train.optim
     for stage in stages_of(spec) if spec.distill.stages and not preflight.problems else ():
@@ -52,7 +52,7 @@ def stages(preflight: Preflight) -> None:
 
 
 def targets(preflight: Preflight) -> None:
-    """Print how targets are transformed; warn of widths without a Hadamard matrix."""
+    """Record as a fact how targets are transformed; warn of widths without a Hadamard matrix."""
     spec, models = preflight.spec, preflight.models
     if models is None or not (kinds := normed(models.teachers)):
         return
@@ -75,7 +75,7 @@ def targets(preflight: Preflight) -> None:
 
 
 def unshifted_views(preflight: Preflight) -> None:
-    """Warn of shifted views that have no room for a shift."""
+    """Warn of views that are to be shifted and whose patches are too large for any shift."""
     equivariance = Equivariance.of(preflight.spec.dataset.train_dataset)
     if preflight.models is None or equivariance is Equivariance.full:
         return
@@ -89,7 +89,7 @@ def unshifted_views(preflight: Preflight) -> None:
 
 
 def scheme(preflight: Preflight) -> None:
-    """Print the scheme; warn of settings that contradict its name."""
+    """Record the distillation scheme as a fact; warn of settings that contradict its name."""
     spec, models = preflight.spec, preflight.models
     scheme, mesa = spec.distill.scheme, spec.distill.mesa
     if models is None:
@@ -137,7 +137,7 @@ def unusual_inputs(preflight: Preflight) -> None:
 
 
 def devices(preflight: Preflight) -> None:
-    """Print the devices for training and decoding, and the capacity of the feature cache in samples."""
+    """Record the devices for training and decoding as facts, and the capacity of the feature cache in samples."""
     spec, resources = preflight.spec, preflight.resources
     if preflight.models is None or resources is None:
         return
@@ -154,7 +154,7 @@ def devices(preflight: Preflight) -> None:
 
 
 def _cached_numbers(models: Models) -> list[int]:
-    """Return the numbers per sample in the cache, by teacher."""
+    """Return how many bf16 numbers a sample has in the cache, by teacher."""
     numbers = []
     for teacher in models.teachers:
         if teacher.inside or not teacher.service.cache or teacher.mosaic > 1:

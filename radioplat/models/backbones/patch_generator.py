@@ -10,7 +10,7 @@ from torch import nn
 
 
 class PatchGenerator(nn.Module):
-    """Images to tokens.
+    """Converts images to tokens.
 
     Args:
         patch: side of a patch in pixels.
@@ -19,10 +19,10 @@ class PatchGenerator(nn.Module):
         num_class_tokens: one for each distinct teacher.
         num_registers: tokens that no head reads (Darcet et al. 2023).
 
-    Position embeddings are cropped (CPE, AM-RADIO section 4.3): while training, each image takes a random crop of the
-    table, of scale U(sqrt 0.1, 1) and log-aspect U(+-ln 4/3); in evaluation the table is resized to max(h, w)^2 and
-    its top-left h x w is taken. Draws use torch's generator, which the worker loop seeds by step and micro-batch.
-    With ``crops_positions`` false, training uses the same positions as evaluation, as a plain ViT does.
+    Position embeddings are cropped (CPE, AM-RADIO section 4.3): in training, each image uses a random crop of the
+    table, of scale U(sqrt 0.1, 1) and log-aspect U(+-ln 4/3); in evaluation the table is resized to max(h, w)^2, and
+    its top-left h x w is used. Draws use torch's generator, which the worker loop seeds by step and micro-batch. With
+    ``crops_positions`` false, training uses the same positions as evaluation, as a plain ViT does.
     """
 
     def __init__(self, patch: int, width: int, max_size: int, num_class_tokens: int, num_registers: int) -> None:
@@ -43,7 +43,7 @@ class PatchGenerator(nn.Module):
         return self.num_class_tokens + self.num_registers
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn images ``[B, 3, H, W]`` into tokens ``[B, prefix + H/p * W/p, D]``, patches in row-major order."""
+        """Convert images ``[B, 3, H, W]`` to tokens ``[B, prefix + H/p * W/p, D]``, patches in row-major order."""
         b, c, height, width = images.shape
         p = self.patch
         h, w = height // p, width // p

@@ -14,8 +14,9 @@ class Pyramid(nn.Module):
     """Three maps, each of half the resolution of the one before.
 
     A backbone that has maps at such strides (ResNet, ConvNeXt, Swin...) returns its last three. The last map of a plain
-    ViT with patches of p pixels is brought to strides p/2, p and 2p by a deconvolution, nothing, and a max-pooling (the
-    simple feature pyramid of Li et al. 2022, Exploring Plain Vision Transformer Backbones, section 3).
+    ViT with patches of p pixels is used three times: after a deconvolution (stride p/2), unchanged (p), and after a
+    max-pooling (2p); the simple feature pyramid of Li et al. 2022, Exploring Plain Vision Transformer Backbones,
+    section 3.
 
     The backbone is not a submodule but an argument of :meth:`forward`: only the layers that the pyramid adds have
     weights here.

@@ -19,7 +19,7 @@ from radioplat.models.on_meta import on_meta
 
 _TABLE = Path(__file__).with_suffix(".json")
 _HEADS = ("head.", "fc.", "classifier.", "heads.", "decoder.", "criterion.", "ema.", "teacher.", "loss.")
-_MOST = 3  # names of one structure
+_MOST = 3  # maximum number of names for one structure
 
 
 def timm_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
@@ -44,7 +44,7 @@ def build(names: Iterable[str]) -> dict[str, list[str]]:
         try:
             with on_meta():
                 tensors = timm.create_model(name, num_classes=0).state_dict()
-        except (RuntimeError, NotImplementedError):  # their constructors compute
+        except (RuntimeError, NotImplementedError):  # its constructor reads tensor values
             continue
         alike = table.setdefault(_digest(tensors), [])
         if len(alike) < _MOST:

@@ -113,8 +113,8 @@ def _start(detr: nn.Module) -> None:
     """Initialise weights as the authors' own code does (github.com/lyuwenyu/RT-DETR, ``_reset_parameters``).
 
     transformers expects that weights are loaded: it initialises them as for a language model, and the scales of
-    BatchNorm around 0, not 1. Its initialisation of sampling offsets and of attention over samples is the authors' and
-    is kept.
+    BatchNorm around 0, not 1. Its initialisation of sampling offsets and of attention over samples equals the authors'
+    and is kept.
     """
     same = ("sampling_offsets", "attention_weights", "value_proj", "output_proj")
     for name, module in detr.named_modules():

@@ -29,13 +29,13 @@ class SourceCheckpoint:
     Attributes:
         layout: the origin of the file, for messages.
         backbone: tensors by the names of a RADIO ViT if there is a patch generator among them, else of a timm model.
-        class_tokens: how many rows of ``cls_token.token`` are class tokens; registers follow. None: the file does not
-            say, and as many as the student's are assumed.
-        slots: class token by teacher's name; empty if the file does not say.
+        class_tokens: number of rows of ``cls_token.token`` that are class tokens; registers follow. None if unknown: as
+            many as the student's are assumed.
+        slots: class token by teacher's name; empty if unknown.
         heads: teacher's name -> ``summary``, ``spatial``, ``logits`` -> tensors by their names in a ``TeacherHead``.
         classifier: tensors of a classifier on the backbone, by their names in a ``Student``.
         arguments: of the RADIO ViT in a RADIO file.
-        normal: mean and std of images in [0, 1] that it was trained with; None: the file does not say.
+        normal: mean and std of images in [0, 1] that it was trained with; None if unknown.
         ignored: parts of the file that no student can use, described in a few words each.
     """
 

@@ -40,11 +40,11 @@ class Inspection:
     """Result of inspecting a weight file.
 
     Attributes:
-        layout: its origin, for people.
+        layout: description of its origin, for users.
         types: values of ``model.backbone.type`` that its tensors fit, best first; empty if none is known.
-        renamed: old name to new, where they differ.
+        renamed: old name to new name, of renamed tensors.
         dropped: reason by name.
-        tensors, parameters: how many.
+        tensors, parameters: their numbers.
         notes: further remarks.
     """
 

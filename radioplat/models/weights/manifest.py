@@ -18,15 +18,15 @@ def sums_in(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def require_unchanged(path: str | Path, names: tuple[str, ...], where: str = "") -> None:
-    """Compare the model files of a checkpoint with the manifest beside them, if there is one.
+    """Compare the model files of a checkpoint with the manifest in the same folder, if there is one.
 
     Args:
         path: the checkpoint folder, or one file of it.
-        names: the files to compare in a folder; those that are missing or not listed are passed over.
+        names: the files to compare in a folder; those that are missing or not listed are ignored.
         where: the spec field of the checkpoint, for the message.
 
     Raises:
-        WeightsError: a file is not the one that was written, or the manifest cannot be read.
+        WeightsError: a file's hash differs from the manifest, or the manifest cannot be read.
     """
     path = Path(path)
     folder, names = (path.parent, (path.name,)) if path.is_file() else (path, names)

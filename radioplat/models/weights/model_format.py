@@ -23,7 +23,7 @@ from radioplat.models.weights.read import load_into, require_finite
 from radioplat.models.weights.stored_numbers import require_plausible
 
 EMA_FILE = "ema.safetensors"
-VERSION_KEY = "radioplat.version"  # in the metadata
+VERSION_KEY = "radioplat.version"  # key in the metadata
 Files = dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]]  # tensors and metadata by file name
 ArchitectureT = TypeVar("ArchitectureT")
 ModelT = TypeVar("ModelT")
@@ -31,13 +31,13 @@ ModelT = TypeVar("ModelT")
 
 @dataclass(frozen=True)
 class Format(Generic[ArchitectureT, ModelT]):
-    """Files of one kind of model.
+    """The files of one kind of model.
 
     Attributes:
-        prefixes: by the name of each file with weights the prefix of its tensors' names; the first file has the rest.
+        prefixes: prefix of the tensor names in each file, by file name; the first file has all other tensors.
         key: of the architecture, in the metadata of those files.
         architecture: its class, with ``to_json`` and ``from_json``.
-        build: makes an untrained model of an architecture; also given the spec field of its path, for messages.
+        build: builds an untrained model from an architecture and the spec field of its path, for messages.
     """
 
     prefixes: dict[str, str]
@@ -47,7 +47,7 @@ class Format(Generic[ArchitectureT, ModelT]):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """All files with weights."""
+        """Names of all files with weights."""
         return tuple(self.prefixes)
 
     def files(self, architecture: Any, tensors: dict[str, torch.Tensor]) -> Files:

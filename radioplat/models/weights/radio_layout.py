@@ -77,7 +77,7 @@ class RadioParts:
 
     @property
     def vit(self) -> dict[str, Any]:
-        """The constructor's arguments, complete.
+        """All arguments of the constructor.
 
         Raises:
             WeightsError: the number of attention heads is unknown.
@@ -283,7 +283,7 @@ def _arguments(
 
 
 def _require_known(backbone: dict[str, torch.Tensor], model_kwargs: dict[str, Any], path: str, where: str) -> None:
-    """Refuse arguments of NVlabs' ViT that ours does not have: the same tensors would compute other features."""
+    """Reject arguments of NVlabs' ViT that ours does not have: the same tensors would compute other features."""
     known = (*_GIVEN, *_IN_SHAPES, *_WITHOUT_EFFECT)
     unknown = [k for k, value in model_kwargs.items() if k not in known and value not in (None, False)]
     if unknown:
@@ -296,9 +296,10 @@ def _require_known(backbone: dict[str, torch.Tensor], model_kwargs: dict[str, An
 
 
 def _timm_block(model: str, model_kwargs: dict[str, Any], path: str, where: str) -> nn.Module | None:
-    """Build a block of timm's ViT ``model``: some have the same tensors as ours but other layers (QuickGELU, epsilons).
+    """Build a block of timm's ViT ``model``, to find ViTs with the same tensors as ours but other layers.
 
-    None for other names: NVlabs' own models, which have other tensors if they differ.
+    Examples are QuickGELU and other epsilons. Returns None for names that timm lacks: NVlabs' own models have other
+    tensors if they differ from ours.
     """
     if not timm.is_model(model):
         return None

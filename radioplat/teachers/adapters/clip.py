@@ -60,7 +60,7 @@ class ClipTeacher(TimmTeacher):
         return tower or tensors
 
     def fitting(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-        """See :meth:`Adapter.fitting`; the error names the projection if only that is missing."""
+        """Return the tensors of the file by timm's names; an error names the projection if only that is missing."""
         try:
             return super().fitting(teacher, fresh)
         except WeightsError:

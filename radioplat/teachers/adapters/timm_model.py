@@ -92,11 +92,11 @@ class TimmTeacher(Adapter):
 
     @property
     def target(self) -> nn.Module:
-        """timm's model."""
+        """The timm model, whose names the weights file uses."""
         return self.backbone.model
 
     def fitting(self, teacher: ResolvedTeacher, fresh: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-        """See :meth:`Adapter.fitting`; a layout that is not timm's own is renamed by timm's filter for the family.
+        """Return the tensors of the teacher's file by timm's names; other layouts are renamed by timm's own filter.
 
         Args:
             fresh: prefixes of tensors that may be missing.

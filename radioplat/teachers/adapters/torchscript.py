@@ -14,12 +14,12 @@ from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, opti
 
 
 class TorchScriptTeacher(Adapter):
-    """``type: torchscript``: the file is architecture and weights at once.
+    """``type: torchscript``: the file contains both architecture and weights.
 
     It reads normalised images ``[B, 3, H, W]`` and returns one of: a map ``[B, D, h, w]``; tokens ``[B, N, D]``; or a
-    pair (summary ``[B, D]``, map or tokens). ``kwargs.stride`` is needed; ``kwargs.prefix_tokens`` counts the tokens
-    before the patches (the first of them is the summary; without any, the mean of the map is). Its normalisation is
-    unknown, so ``norm_mean`` and ``norm_std`` cannot be checked.
+    pair (summary ``[B, D]``, map or tokens). ``kwargs.stride`` is needed; ``kwargs.prefix_tokens`` is the number of
+    tokens before the patches (the first of them is the summary; without any, the mean of the map is). Its normalisation
+    is unknown, so ``norm_mean`` and ``norm_std`` cannot be checked.
     """
 
     kind = "torchscript"
@@ -32,7 +32,7 @@ class TorchScriptTeacher(Adapter):
 
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> TorchScriptTeacher:
-        """Build the structure without weights; the file must exist."""
+        """Load the file, which contains structure and weights."""
         where = f"{teacher.where}.model.backbone.kwargs"
         options, unknown = options_of(teacher, stride=None, prefix_tokens=0)
         if unknown:

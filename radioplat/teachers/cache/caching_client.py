@@ -47,10 +47,10 @@ class _Seen:
 
 
 class CachedTeacher:
-    """Any :class:`~radioplat.teachers.serving.client.TeacherClient` with a :class:`FeatureStore` before it.
+    """A teacher's client that looks features up in a :class:`FeatureStore` before it requests them.
 
-    Only the samples of a micro-batch that miss are sent to the teacher. A hit equals, bit for bit, what the teacher
-    computed once; the number of images in a request may change the last bits of a fresh computation.
+    Only the samples of a micro-batch that are not cached are sent to the teacher. A cached result equals, bit for bit,
+    an earlier computation; the number of images in a request may change the last bits of a new computation.
 
     Args:
         key: from :func:`radioplat.teachers.cache.key.teacher_key`.

@@ -81,7 +81,7 @@ def teacher_key(teacher: ResolvedTeacher, grid: tuple[int, int], precision: str,
 class SamplePlaces:
     """Locations of samples: the part of a key that identifies an index row and the version of its shard.
 
-    A row's number changes when a source is added before it; its offset inside a shard of one size and time does not.
+    A row's number changes when a source is added before it; its offset in a shard of the same size and mtime does not.
     """
 
     def __init__(self, index: ShardIndex) -> None:

@@ -54,8 +54,8 @@ class TeacherClient(Protocol):
 class InlineTeacher:
     """A teacher inside the training worker (``placement: inline``, and local mode).
 
-    It shares the worker's GPU with the student; its share is unknown and assumed to be ``teachers.<name>.num_gpus``, 0
-    if that is not set. On a CPU it occupies no GPU, whatever the spec says.
+    It shares the worker's GPU with the student. How much of it the teacher uses is unknown and assumed to be
+    ``teachers.<name>.num_gpus``, 0 if that is not set. On a CPU it occupies no GPU, whatever the spec sets.
 
     Args:
         workers: of the run; each has one of these.

@@ -1,5 +1,7 @@
-"""Results of a teacher for transport; nothing here imports torch, because processes that only pass them on do not
-need it."""
+"""Results of a teacher for transport.
+
+Nothing here imports torch, because processes that only pass results on do not need it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Packed:
         )
 
     def taking(self, seconds: float) -> Packed:
-        """Return a copy with another time."""
+        """Return a copy with another number of seconds."""
         return replace(self, seconds=seconds)
 
     def rows(self, start: int, stop: int) -> Packed:

@@ -58,7 +58,7 @@ class PoolController:
             return list(self._replicas)
 
     def fingerprint(self) -> dict[str, str]:
-        """See :func:`radioplat.teachers.serving.pool.fingerprint`."""
+        """Return the fingerprint of the files and settings of the replicas, by field."""
         return self._fingerprint
 
     def replica_size(self) -> tuple[float, float]:

@@ -25,7 +25,7 @@ _LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
 def _report_nothing(line: str) -> None:
-    """Report nothing: only a worker with a status file reports what it waits for."""
+    """Do nothing; the default for ``say``, because only a worker with a status file reports delays."""
 
 
 @dataclass
@@ -73,10 +73,10 @@ class RemoteTeacher:
         return request.wait
 
     def precision(self) -> str:
-        """Return the dtype that the teacher computes in; replicas on different hardware could differ.
+        """Return the dtype that the teacher computes in.
 
         Raises:
-            PlacementError: they do.
+            PlacementError: the replicas compute in different dtypes, on different hardware.
         """
         precisions = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
         if len(precisions) > 1:
@@ -91,11 +91,11 @@ class RemoteTeacher:
         """Choose how the features are sent to this worker.
 
         Args:
-            device: type of the worker's.
+            device: type of the worker's device.
             cached: whether there is a feature cache, in host memory, between them.
 
         Raises:
-            PlacementError: the spec says ``nixl``, and one end does not have it.
+            PlacementError: the spec sets ``nixl``, and one end does not have it.
         """
         wanted = self.service.transport
         if wanted is Transport.auto:
@@ -121,7 +121,7 @@ class RemoteTeacher:
         return replace(self.least, replicas=self._size or self.least.replicas)
 
     def replicas(self) -> list:
-        """Return those that accept requests now."""
+        """Return the replicas that accept requests now."""
         least, most = self.service.bounds
         if not self._replicas or (least < most and time.monotonic() - self._listed_at > _LOOK_AGAIN_S):
             replicas = ray.get(self.controller.replicas.remote())
@@ -133,7 +133,7 @@ class RemoteTeacher:
         return self._replicas
 
     def choose(self) -> ray.actor.ActorHandle:
-        """Return the replica for the next request: the one with the fewest of ours; of several, each in turn."""
+        """Return the replica with the fewest open requests of this worker; equally busy ones are chosen in turn."""
         replicas = self.replicas()
         start = self.turn % len(replicas)
         self.turn += 1
@@ -145,7 +145,7 @@ class RemoteTeacher:
 
 
 class _Request:
-    """One micro-batch in flight: sent again if its replica is lost, checked if its result is late."""
+    """One micro-batch in flight: sent again if its replica is lost; if its result is late, the replica is checked."""
 
     def __init__(self, teacher: RemoteTeacher, pixels: ray.ObjectRef) -> None:
         self._teacher, self._pixels = teacher, pixels
@@ -241,7 +241,7 @@ def start_pool(
 
 
 def await_pool(pool: RemoteTeacher) -> None:
-    """See :func:`radioplat.teachers.serving.pool.await_pool_controller`."""
+    """Wait until all replicas are loaded; see :func:`radioplat.teachers.serving.pool.await_pool_controller`."""
     await_pool_controller(pool.controller, pool.name, pool.service.start_timeout_s)
 
 

@@ -24,7 +24,9 @@ _LAYER_NORM = partial(nn.LayerNorm, eps=1e-6)
 
 
 class Fan(nn.Module):
-    """Images ``[B, 3, H, W]``, both sides multiples of 16, to ``[B, 1 + H/16 * W/16, D]``: a class token and a map.
+    """The model: images ``[B, 3, H, W]``, both sides multiples of 16, to a class token and a map.
+
+    Its features are tokens ``[B, 1 + H/16 * W/16, D]``.
 
     Args:
         depths: blocks of the two ConvNeXt stages, of 128 and 256 channels.

@@ -1,9 +1,9 @@
 """DINO (Zhang et al. 2022, DETR with Improved DeNoising Anchor Boxes) from parts of transformers' Deformable DETR and
 RT-DETR.
 
-Layers, encoder and groups of noised boxes are transformers'. Here is the rest of the paper: which positions become
-queries (mixed query selection, section 3.4), gradients between the layers' boxes (look forward twice, section 3.5), and
-training on noised boxes (contrastive denoising, section 3.3).
+Layers, encoder and groups of noised boxes are transformers'. This module implements the rest of the paper: the choice
+of queries (mixed query selection, section 3.4), gradients between the layers' boxes (look forward twice, section 3.5),
+and training on noised boxes (contrastive denoising, section 3.3).
 """
 
 # No postponed annotations: `strict` checks values by the types themselves.

@@ -116,8 +116,7 @@ class FeatSharp(nn.Module):
 
     @torch.no_grad()
     def fit(self, spatial: torch.Tensor) -> None:
-        """Estimate mean and scale from raw maps ``[B, h, w, D]``: scale^2 is the mean over D of the variances
-        (PHI-S)."""
+        """Estimate mean and scale from raw maps ``[B, h, w, D]``; scale^2 is the mean of the D variances (PHI-S)."""
         rows = spatial.double().flatten(0, 2)
         self.mean.copy_(rows.mean(0))
         self.scale.copy_(rows.var(0, correction=0).mean().sqrt().clamp(min=1e-6))
