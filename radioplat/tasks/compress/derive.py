@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,7 @@ _WITHOUT_EFFECT = {"dataset": ("index_dir",), "train": ("restart",)}
 
 def depends_on(spec: Spec, stage: Stage) -> str:
     """Return, as YAML, the fields that the stage's result depends on."""
-    sections = {name: OmegaConf.structured(getattr(spec, name)) for name in STAGES[stage].depends_on}
-    tree: dict[str, Any] = {name: OmegaConf.to_container(section) for name, section in sections.items()}
-    for name, section in tree.items():
-        for field in ("results_dir", *_WITHOUT_EFFECT.get(name, ())):
-            section.pop(field, None)
-    return OmegaConf.to_yaml(OmegaConf.create(tree))
+    return OmegaConf.to_yaml(OmegaConf.create(_fields(spec, stage)))
 
 
 def hashed_fields(spec: Spec, stage: Stage) -> str:
@@ -82,8 +78,15 @@ def hashed_fields(spec: Spec, stage: Stage) -> str:
 
     Without the defaults, because a field that a later version adds must not start finished stages again.
     """
-    tree, defaults = (OmegaConf.to_container(OmegaConf.create(depends_on(s, stage))) for s in (spec, Spec()))
-    return OmegaConf.to_yaml(OmegaConf.create(_without_defaults(tree, defaults)))
+    return OmegaConf.to_yaml(OmegaConf.create(_without_defaults(_fields(spec, stage), _fields(Spec(), stage))))
+
+
+def _fields(spec: Spec, stage: Stage) -> dict[str, Any]:
+    tree: dict[str, Any] = {name: asdict(getattr(spec, name)) for name in STAGES[stage].depends_on}
+    for name, section in tree.items():
+        for field in ("results_dir", *_WITHOUT_EFFECT.get(name, ())):
+            section.pop(field, None)
+    return tree
 
 
 def _without_defaults(tree: Any, defaults: Any) -> dict[str, Any]:

@@ -208,6 +208,7 @@ def test_a_reader_that_is_killed_loses_no_sample(ray_cluster, run_data, slow_sto
         assert (batch.views["32"].pixels == alone.read(batch.micro_batch).views["32"].pixels).all()
 
 
+@pytest.mark.proof
 def test_it_begins_where_less_than_a_cpu_is_free(ray_cluster, run_data):
     @ray.remote(num_cpus=3.5)
     class Tenant:

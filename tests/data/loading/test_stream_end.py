@@ -85,7 +85,7 @@ def start_and_end(arguments, ids: list[int], times: int, draw: random.Random) ->
 
 def test_no_thread_and_no_process_outlives_the_stream(ray_cluster, prepared):
     arguments, ids, _ = prepared
-    start_and_end(arguments, ids, 3, random.Random(0))
+    start_and_end(arguments, ids, 1, random.Random(0))
 
 
 @pytest.mark.proof

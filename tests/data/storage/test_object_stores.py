@@ -166,7 +166,7 @@ def test_a_sample_waits_for_a_store_that_is_overloaded_for_long(folder, store, t
     index = build_index(split("s3://corpus/set"), "d", tmp_path / "index", max_pixels=10**9)
     fetcher = Fetcher(index, 60.0)
     expected = fetcher.bytes_of(3)
-    store.failures = 4 * retry.ATTEMPTS
+    store.failures = retry.ATTEMPTS + 1
     assert fetcher.bytes_of(3) == expected and store.failures == 0
 
 
