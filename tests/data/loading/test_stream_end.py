@@ -130,6 +130,7 @@ def test_a_feeder_that_waits_for_a_late_read_is_ended(ray_cluster, tmp_path, pre
     assert found[0].sample_id.tolist() == ids[:BATCH_SIZE]
 
 
+@pytest.mark.proof
 def test_the_thread_of_the_next_dataset_is_ended(ray_cluster, prepared):
     arguments, ids, _ = prepared
 
@@ -142,6 +143,7 @@ def test_the_thread_of_the_next_dataset_is_ended(ray_cluster, prepared):
     assert "next dataset" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.proof
 def test_a_rank_that_ends_early_takes_nothing_from_the_other(ray_cluster, prepared):
     arguments, ids, _ = prepared
     one, other = start(arguments, world=2)
