@@ -17,8 +17,8 @@ class StepHook:
     Every rank calls the methods in this order: ``begin_step``; for each of its micro-batches ``begin_micro_batch``,
     ``losses`` once, or once per piece if micro-batches are split to save memory, and ``end_micro_batch``;
     ``before_update`` after the last backward; ``end_step`` after the optimizer step; ``after_step`` and ``figures``
-    once the record is reduced over all ranks. All methods except ``losses`` and ``end_micro_batch`` may use
-    collectives.
+    once the record is reduced over all ranks. All methods may use collectives, except ``end_micro_batch``: it is not
+    called for padding, so ranks call it a different number of times.
 
     Attributes:
         name: key of the hook's state in checkpoints.
