@@ -106,7 +106,11 @@ def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
     return values
 
 
-def barrier() -> None:
-    """Wait until every rank has called it."""
+def barrier(channel: dist.ProcessGroup | None = None) -> None:
+    """Wait until every rank has called it.
+
+    Args:
+        channel: group from :func:`open_channel`, for calls outside the training thread.
+    """
     if not alone():
-        dist.barrier()
+        dist.barrier(group=channel)

@@ -18,7 +18,6 @@ from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream, steps_per_dataset
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
-from radioplat.errors import RadioplatError
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, await_pool
 from radioplat.tracking.status import StatusLog
@@ -54,7 +53,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             )
     streams, pauses = Streams(run, rank_context, collectives.open_channel(timeout)), Pauses()
     watch_notices()
-    _await_pools(pools, rank_context.rank)
+    _await_pools(pools)
     for teacher in run.frozen_teachers:
         if teacher.name in pools:
             pools[teacher.name].choose_transport(
@@ -64,19 +63,14 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
         run_worker(run, rank_context, cached, streams.read, pauses)
 
 
-def _await_pools(pools: dict[str, RemoteTeacher], rank: int) -> None:
+def _await_pools(pools: dict[str, RemoteTeacher]) -> None:
     """Wait until the teacher pools are ready; an error of one is raised on every rank."""
-    problem = None
-    if rank == 0:
-        try:
-            for pool in pools.values():
-                await_pool(pool)
-        except RadioplatError as error:
-            problem = error
-    problem = collectives.broadcast_object(problem)
-    if problem is not None:
-        with collectives.mark_agreed():
-            raise problem
+
+    def wait() -> None:
+        for pool in pools.values():
+            await_pool(pool)
+
+    collectives.from_first(wait)
 
 
 class Streams:
@@ -90,8 +84,8 @@ class Streams:
     def __init__(self, run: Run, rank_context: RankContext, channel: ProcessGroup | None) -> None:
         self._run, self._rank_context, self._channel = run, rank_context, channel
         # Ray does not count the handles that other ranks get by a broadcast: without these references the actor behind
-        # a dataset would end when rank 0 has read its part, and with it the parts of slower ranks. When all ranks have
-        # met in the broadcast of one dataset, all have read the last but one.
+        # a dataset would end when rank 0 has read its part, and with it the parts of slower ranks. A rank opens a
+        # dataset while it reads the one before, so once all have opened it, all have read the last but one.
         self._newest: deque[list[DataIterator]] = deque(maxlen=2)
 
     def read(self, start: int, stop: int) -> CloseableIterator[Batch]:
@@ -113,5 +107,6 @@ class Streams:
                 cpus_per_task=self._run.spec.cluster.cpus_per_decode,
             )
         iterators = collectives.broadcast_object(iterators, self._channel)
+        collectives.barrier(self._channel)  # gloo's broadcast to 8 or more ranks does not wait for the last ones
         self._newest.append(iterators)
         return read_stream(iterators[self._rank_context.rank])
