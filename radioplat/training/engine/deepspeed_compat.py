@@ -20,7 +20,7 @@ from torch import nn
 from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Layout
 
-_BESIDE = "beside"  # temporary key in the optimizer state; no optimizer uses it
+_TEMPORARY = "radioplat_temporary"  # key in the optimizer state; no optimizer uses it
 LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
 _SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
 
@@ -168,7 +168,7 @@ def gather_values(engine: Any, names: dict[str, nn.Parameter], values: list[torc
     result: dict[str, torch.Tensor] = {}
     with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
-            _take(result, name, _whole(inner, parameter, _BESIDE), fresh=_partitioned(parameter))
+            _take(result, name, _whole(inner, parameter, _TEMPORARY), fresh=_partitioned(parameter))
     return result
 
 
@@ -178,7 +178,7 @@ def copy_values(
     """Gather ``values`` like :func:`gather_values`, but copy them into the tensors of ``into``, on every rank."""
     with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
-            into[name].copy_(_whole(inner, parameter, _BESIDE))
+            into[name].copy_(_whole(inner, parameter, _TEMPORARY))
 
 
 def scatter_values(
@@ -190,9 +190,9 @@ def scatter_values(
             if name not in state:
                 continue
             if _partitioned(parameter):
-                _set(parameter, state[name], _BESIDE)
+                _set(parameter, state[name], _TEMPORARY)
             else:
-                inner.state[parameter][_BESIDE].copy_(state[name])
+                inner.state[parameter][_TEMPORARY].copy_(state[name])
 
 
 @contextlib.contextmanager
@@ -200,13 +200,13 @@ def _as_moment(engine: Any, values: list[torch.Tensor]) -> Iterator[torch.optim.
     """During the block, register ``values`` as an optimizer moment, so that DeepSpeed gathers and splits them."""
     inner = _inner(engine.optimizer)
     for tensor, value in zip(masters(engine), values, strict=True):
-        inner.state[tensor][_BESIDE] = value
+        inner.state[tensor][_TEMPORARY] = value
     _link_states(engine.optimizer)
     try:
         yield inner
     finally:
         for tensor in masters(engine):
-            del inner.state[tensor][_BESIDE]
+            del inner.state[tensor][_TEMPORARY]
         _link_states(engine.optimizer)
 
 
