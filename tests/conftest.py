@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gc
 import os
 import shutil
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 SECONDS_BY_FILE: Counter[str] = Counter()
+IMPORTED = 0  # modules when garbage collection last left out what there was
 
 
 def pytest_sessionstart() -> None:
@@ -28,6 +31,33 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Leave what tests imported out of garbage collection too: DeepSpeed's stage 3 collects at each start."""
+    global IMPORTED
+    if nextitem is not None and len(sys.modules) > IMPORTED + 50:
+        IMPORTED = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+        _list_onnx_functions_once()
+
+
+def _list_onnx_functions_once() -> None:
+    """Let ``torch.onnx`` look up its 600 functions once a process, not a third of a second at each export."""
+    module = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registry = getattr(module, "ONNXRegistry", None)
+    if registry is None or not hasattr(registry.from_torchlib, "__func__"):
+        return  # not imported yet, or done
+    listed = functools.cache(registry.from_torchlib)
+
+    def from_torchlib(*args, **kwargs):
+        """A copy: exports of quantized students add functions to it."""
+        own = copy.copy(listed(*args, **kwargs))
+        own.functions = {target: list(found) for target, found in own.functions.items()}
+        return own
+
+    registry.from_torchlib = staticmethod(from_torchlib)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -225,7 +255,6 @@ def process_group(monkeypatch):
         monkeypatch.setenv(name, str(value))
     if not dist.is_initialized():
         deepspeed_compat.init_distributed("gloo")
-        gc.freeze()  # stage 3 collects garbage at each start: half a second for all that was imported
     assert dist.get_world_size() == 1
 
 

@@ -49,7 +49,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     _accept_single_teacher(tree)
     _accept_named_models(tree)
     _accept_two_of_four(tree)
-    tree = _without_defaults(tree, _default_tree())
+    tree = _without_defaults(tree, _default_tree(), Spec)
     if problems := [*unavailable, *faults(tree, Spec, "", Spec)]:
         raise SpecError(*_located(problems, name))
     try:
@@ -79,13 +79,17 @@ def _merged(tree: dict[str, Any]) -> Spec:
 @functools.cache
 def _defaults(section: str | None) -> bytes:
     """Return the pickled schema, whole or of one section; reading it takes a fifth of the time of copying it."""
-    schema = OmegaConf.structured(Spec)
-    return pickle.dumps(schema if section is None else OmegaConf.masked_copy(schema, section))
+    return pickle.dumps(_schema() if section is None else OmegaConf.masked_copy(_schema(), section))
+
+
+@functools.cache
+def _schema() -> DictConfig:
+    return typing.cast(DictConfig, OmegaConf.structured(Spec))
 
 
 @functools.cache
 def _default_spec() -> bytes:
-    return pickle.dumps(OmegaConf.to_object(OmegaConf.structured(Spec)))
+    return pickle.dumps(OmegaConf.to_object(_schema()))
 
 
 @functools.cache
@@ -93,17 +97,30 @@ def _default_tree() -> dict[str, Any]:
     return _tree(Spec(), Spec)
 
 
-def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any]) -> dict[Any, Any]:
-    """Return ``tree`` without the values that are the defaults, type included; OmegaConf merges each slowly."""
-    changes = {}
+def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any = None) -> dict[Any, Any]:
+    """Return ``tree`` without the values that are the defaults, type included; OmegaConf merges each slowly.
+
+    Args:
+        kind: the dataclass of ``tree``, if it has one.
+    """
+    kinds, changes = _hints(kind) if dataclasses.is_dataclass(kind) else {}, {}
     for key, value in tree.items():
-        default = defaults.get(key, MISSING)
+        default, inner = defaults.get(key, MISSING), strip_optional(kinds.get(key))
         if isinstance(value, dict) and isinstance(default, dict):
-            if inner := _without_defaults(value, default):
-                changes[key] = inner
+            if change := _without_defaults(value, default, inner):
+                changes[key] = change
         elif type(value) is not type(default) or isinstance(value, list) and value or value != default:
+            item = (typing.get_args(inner) or (None,))[0]
+            if isinstance(value, list) and dataclasses.is_dataclass(item):
+                same = _default_item(item)
+                value = [_without_defaults(v, same, item) if isinstance(v, dict) else v for v in value]
             changes[key] = value
     return changes
+
+
+@functools.cache
+def _default_item(kind: Any) -> dict[str, Any]:
+    return _tree(kind(), kind)
 
 
 def to_yaml(spec: Spec) -> str:
