@@ -103,7 +103,8 @@ def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any 
     Args:
         kind: the dataclass of ``tree``, if it has one.
     """
-    kinds, changes = _hints(kind) if dataclasses.is_dataclass(kind) else {}, {}
+    kinds = _hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
+    changes = {}
     for key, value in tree.items():
         default, inner = defaults.get(key, MISSING), strip_optional(kinds.get(key))
         if isinstance(value, dict) and isinstance(default, dict):
@@ -111,7 +112,7 @@ def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any 
                 changes[key] = change
         elif type(value) is not type(default) or isinstance(value, list) and value or value != default:
             item = (typing.get_args(inner) or (None,))[0]
-            if isinstance(value, list) and dataclasses.is_dataclass(item):
+            if isinstance(value, list) and isinstance(item, type) and dataclasses.is_dataclass(item):
                 same = _default_item(item)
                 value = [_without_defaults(v, same, item) if isinstance(v, dict) else v for v in value]
             changes[key] = value
@@ -119,7 +120,7 @@ def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any 
 
 
 @functools.cache
-def _default_item(kind: Any) -> dict[str, Any]:
+def _default_item(kind: type) -> dict[str, Any]:
     return _tree(kind(), kind)
 
 
