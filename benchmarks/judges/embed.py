@@ -3,7 +3,7 @@
 ``python -m benchmarks.judges.embed STUDENT.onnx --out E.npz [--corpora results/teach/corpora]`` runs an exported
 student: images float32 ``[B, 3, H, W]`` in [0, 1] in, out ``summary`` ``[B, D]`` and ``spatial`` ``[B, h, w, D]``.
 Images are resized (bicubic) for a graph of one size, and the last batch is filled up for one of a fixed batch. Without
-a summary, the mean of the map stands for it.
+a summary, the mean of the map stands for it. Export with dynamic resolution: the dense probe has images of 192 pixels.
 
 ``--timm ARCHITECTURE [--weights F.safetensors] [--mean 0.5 --std 0.5] [--seed 0]`` runs a timm model instead: pooled
 features before the classifier, and the last map. Without weights it is untrained, from the seed; mean and std, unless
@@ -66,7 +66,7 @@ class OnnxStudent:
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises errors of many types
-            raise UnfitFile(f"{path}: onnxruntime cannot load it: {_first_line(error)}") from None
+            raise UnfitFile(f"{path}: onnxruntime cannot load it: {_in_short(error)}") from None
         outputs = {output.name for output in self._session.get_outputs()}
         inputs = self._session.get_inputs()
         self._outputs = [name for name in ("summary", "spatial") if name in outputs]
@@ -76,6 +76,7 @@ class OnnxStudent:
                 f"{[(each.name, each.shape) for each in inputs]} and {sorted(outputs)}"
             )
         self._input = inputs[0].name
+        self._noted: set[tuple[int, ...]] = set()
         self._batch, _, *self._size = [side if isinstance(side, int) else 0 for side in inputs[0].shape]
 
     def __call__(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -85,6 +86,7 @@ class OnnxStudent:
             UnfitFile: onnxruntime cannot run it, as at a size that the student's patches do not divide.
         """
         if all(self._size) and images.shape[1:3] != tuple(self._size):
+            self._note_size(images)
             images = _resized(images, *self._size)
         size = self._batch or len(images)
         found: list[list[np.ndarray]] = []
@@ -96,11 +98,17 @@ class OnnxStudent:
                 outputs = self._session.run(self._outputs, {self._input: np.ascontiguousarray(pixels)})
             except Exception as error:  # onnxruntime raises errors of many types
                 size_text = f"{images.shape[1]} x {images.shape[2]}"
-                raise UnfitFile(f"{self.name}: it cannot run {size_text} pixels: {_first_line(error)}") from None
+                raise UnfitFile(f"{self.name}: it cannot run {size_text} pixels: {_in_short(error)}") from None
             found.append([each[:real].astype(np.float32) for each in outputs])
         named = {name: np.concatenate(each) for name, each in zip(self._outputs, zip(*found, strict=True), strict=True)}
         spatial = named.get("spatial")
         return named["summary"] if spatial is None or "summary" in named else spatial.mean((1, 2)), spatial
+
+    def _note_size(self, images: np.ndarray) -> None:
+        if images.shape[1:3] not in self._noted:
+            self._noted.add(images.shape[1:3])
+            found, taken = (" x ".join(map(str, size)) for size in (images.shape[1:3], self._size))
+            print(f"note: {self.name} takes {taken} pixels alone; images of {found} are resized to it", file=sys.stderr)
 
 
 class TimmModel:
@@ -129,12 +137,12 @@ class TimmModel:
         try:
             model = timm.create_model(architecture, pretrained=False)
         except RuntimeError as error:
-            raise UnfitFile(f"--timm {architecture}: {_first_line(error)}") from None
+            raise UnfitFile(f"--timm {architecture}: {_in_short(error)}") from None
         if weights is not None:
             try:
                 model.load_state_dict(safetensors.torch.load_file(weights), strict=True)
             except Exception as error:  # a missing file, another format, other names: each of its own type
-                raise UnfitFile(f"{weights}: no weights of {architecture}: {_first_line(error)}") from None
+                raise UnfitFile(f"{weights}: no weights of {architecture}: {_in_short(error)}") from None
         self._model = model.eval().requires_grad_(False)
         card = model.pretrained_cfg or {}
         half = (0.5, 0.5, 0.5)
@@ -283,9 +291,9 @@ def _three(numbers: Sequence[float]) -> list[float]:
     return [float(number) for number in (list(numbers) * 3)[:3]] if len(numbers) == 1 else [float(n) for n in numbers]
 
 
-def _first_line(error: BaseException) -> str:
+def _in_short(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    return " ".join(lines[:2])[:300] if lines else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -60,8 +60,10 @@ def read_tasks(path: Path) -> list[Task]:
             arrays = {name: file[name] for name in file.files if name.count(".") == 2}
     except FileNotFoundError:
         raise UnfitFile(f"{path}: there is no such file") from None
-    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-        raise UnfitFile(f"{path}: this is no .npz file of numbers ({error})") from None
+    except OSError as error:
+        raise UnfitFile(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile):
+        raise UnfitFile(f"{path}: this is no .npz file of numbers, or it is damaged") from None
     names = sorted({name.split(".")[0] for name in arrays})
     if not names:
         raise UnfitFile(f"{path}: no array is named <task>.bank.features or <task>.bank.maps; write it with embed.py")
