@@ -70,13 +70,13 @@ def design_models(spec: Spec, task: str) -> Models:
             problems += error.problems
     try:
         if any(teacher.source in (Source.ema, Source.deeper) for teacher in teachers):
-            architecture = _student_architecture(spec, task, [], {})
+            architecture = student_architecture(spec, task, [], {})
             largest = max(size for size in (spec.dataset.img_size, *size_fields(spec)))
             infos |= describe_inside(teachers, architecture, largest)
         problems += peer_problems(spec, teachers, infos)
         problems += [p for t in teachers if t.name in infos for p in _own_losses(t, infos[t.name])]
         heads = [t for t in teachers if t.name in infos] if teacher_heads else []
-        architecture = _student_architecture(spec, task, heads, infos)
+        architecture = student_architecture(spec, task, heads, infos)
         architecture = with_projections(architecture, heads, infos)
         student = build_on_meta(architecture)
         problems += pattern_problems(student, spec.train.optim)
@@ -143,13 +143,19 @@ def _of_the_student(problem: Problem, teacher: ResolvedTeacher, follows: bool) -
     return dataclasses.replace(problem, message=message, where="dataset.img_size")
 
 
-def _student_architecture(
+def student_architecture(
     spec: Spec, task: str, teachers: list[ResolvedTeacher], infos: dict[str, TeacherInfo]
 ) -> StudentArchitecture:
+    """Return the student's architecture with heads for ``teachers``.
+
+    Raises:
+        SpecError: its type is missing, or its normalisation is invalid.
+        WeightsError: pretrained weights cannot be read.
+    """
     backbone = spec.model.backbone
     own_classifier = is_taught(task) and classifies(spec)
     heads = tuple(_head(t, infos[t.name], slot, own_classifier) for slot, t in enumerate(teachers))
-    mean, std, where = student_normalisation(spec)
+    (mean, std), where = student_normalisation(spec)
     if wrong := list(normalisation_problems(mean, std, where)):
         raise SpecError(*wrong)
     normal: dict[str, Any] = dict(

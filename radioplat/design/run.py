@@ -34,6 +34,8 @@ class Run:
         binding_widths: widths of compared outputs, see :mod:`radioplat.objectives.detector_bindings`.
         start_notes: sentences about the initial weights of the student.
         notes: sentences about held-out images that validations leave out.
+        heads_to_fit: teacher's name and kind of the heads that are fitted before the first step.
+        head_fit_steps: steps whose images they are fitted to.
         lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
 
@@ -55,6 +57,8 @@ class Run:
     binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
     start_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    heads_to_fit: tuple[tuple[str, str], ...] = ()
+    head_fit_steps: int = 0
 
     @property
     def frozen_teachers(self) -> list[ResolvedTeacher]:

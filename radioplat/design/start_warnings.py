@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radioplat.design.automatic import timm_normalisation
+from radioplat.design.head_fit import pretrained_parts, untrained_heads
 from radioplat.design.student import build_on_meta
-from radioplat.models.backbones.names import resolve
 from radioplat.models.backbones.timm_backbone import TimmBackbone
-from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, MODEL_PATH, matches
+from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, MODEL_PATH
 from radioplat.models.pretrained.match import normalised_otherwise
 from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec
-from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
 
 
 def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
@@ -25,7 +25,7 @@ def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
     """
     if spec.train.resume_training_checkpoint_path:
         return []
-    taken = {name for _, match in matches(spec, architecture) for name in match.tensors}
+    taken = pretrained_parts(spec, architecture)
     if not any(name.startswith("backbone.") for name in taken):
         return []
     return [*_untrained_heads(spec, architecture, taken), *_normalisation(spec, architecture)]
@@ -34,19 +34,15 @@ def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
 def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[str]) -> Iterator[str]:
     """Warn of random heads, whose first gradients are noise for a pretrained backbone."""
     optim, frozen = spec.train.optim, spec.model.backbone.freeze_backbone
-    if optim.head_warmup_epochs > 0 or frozen:
+    if (optim.head_warmup_epochs or 0) > 0 or frozen or spec.distill.head_fit.enabled is not False:
         return
-    heads = build_on_meta(architecture).heads
-    fresh = [
-        teacher
-        for teacher, head in heads.items()
-        if any(f"heads.{teacher}.{name}" not in taken for name, _ in head.named_parameters())
-    ]
+    fresh = list(dict.fromkeys(name for name, _ in untrained_heads(architecture, taken)))
     if fresh:
         yield (
-            f"train.optim.head_warmup_epochs is 0: the backbone starts from pretrained weights, and the heads of "
+            f"distill.head_fit.enabled is false: the backbone starts from pretrained weights, and the heads of "
             f"{', '.join(fresh)} from random ones, whose gradients undo its weights before they are of use. "
-            f"Set it to {min(1.0, spec.train.num_epochs / 2):g}: heads then learn first, while the backbone is frozen"
+            f"Leave it unset, or set train.optim.head_warmup_epochs to {min(1.0, spec.train.num_epochs / 2):g}: heads "
+            f"then learn first, while the backbone is frozen"
         )
 
 
@@ -57,8 +53,5 @@ def _normalisation(spec: Spec, architecture: StudentArchitecture) -> Iterator[st
     for where, path in paths.items():
         if not path or is_checkpoint(path) or not isinstance(backbone, TimmBackbone):
             continue  # files that contain their normalisation are checked when weights are matched
-        kind = architecture.type
-        name = resolve(kind).name
-        native = native_input_of(pretrained_cfg(kind, name), name, "", tagged="." in kind)
-        if native.mean and native.std:
-            yield from (f"{where}: {note}" for note in normalised_otherwise(architecture, native.mean, native.std))
+        if (normal := timm_normalisation(architecture.type)) is not None:
+            yield from (f"{where}: {note}" for note in normalised_otherwise(architecture, *normal))

@@ -12,7 +12,7 @@ from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.launch.preflight.preflight import Preflight
-from radioplat.launch.preflight.run_parts import names_no_folder
+from radioplat.launch.preflight.run_parts import AUTOMATIC, names_no_folder
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.ray.scanning import scanner
 from radioplat.launch.storage_watch import StorageWatch
@@ -109,7 +109,10 @@ def _run_alone(
             for note in (*(run.start_notes if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
-            folder.write_experiment(to_yaml(spec))
+            if start == 0 and (automatic := prepared.facts.get(AUTOMATIC)):
+                say(f"decided for this run: {automatic}")
+                status.write(f"decided for this run: {automatic}")
+            folder.write_experiment(to_yaml(run.spec if run.teachers else spec))
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),

@@ -55,7 +55,7 @@ def set_rates(
     """
     rate = learning_rate(config, step, total_steps, steps_per_epoch)
     body = rate
-    held = round(config.head_warmup_epochs * steps_per_epoch)
+    held = round((config.head_warmup_epochs or 0) * steps_per_epoch)
     if held:
         step = _counted(config, step, steps_per_epoch)
         body = 0.0 if step < held else min(rate, _warm_up(config, step - held, steps_per_epoch))

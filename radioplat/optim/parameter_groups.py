@@ -45,7 +45,7 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
                 factor = config.projector_lr / config.lr
             factor *= next((f for pattern, f in config.lr_mults.items() if _matches(bare, pattern)), 1.0)
             relative = is_scale(name) and config.optim is not OptimizerName.sgd
-            rests = head and config.head_warmup_epochs > 0
+            rests = head and (config.head_warmup_epochs or 0) > 0
             by_kind.setdefault((not decays, factor, rests, relative), []).append(parameter)
     if not by_kind:
         raise SpecError("everything is frozen, nothing is left to train", where="model.backbone.freeze_backbone")

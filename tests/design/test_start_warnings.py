@@ -15,7 +15,8 @@ from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec
 
 BACKBONE, MODEL = "model.backbone.pretrained_backbone_path", "train.pretrained_model_path"
-WARMUP = "train.optim.head_warmup_epochs"
+WARMUP, FIT = "train.optim.head_warmup_epochs", "distill.head_fit.enabled"
+RANDOM = f"{FIT}=false"
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +40,9 @@ NORM = ("model.backbone.student_norm_mean=[0.5,0.5,0.5]", "model.backbone.studen
 
 
 def test_both_are_named_with_field_and_value(made):
-    heads, norm = made("tf_efficientnet_lite0")
-    assert (
-        heads.startswith(f"{WARMUP} is 0: ") and "the heads of t from random ones" in heads and "Set it to 1:" in heads
-    )
+    heads, norm = made("tf_efficientnet_lite0", RANDOM)
+    assert heads.startswith(f"{FIT} is false: ") and "the heads of t from random ones" in heads
+    assert f"or set {WARMUP} to 1:" in heads
     assert norm.startswith(f"{BACKBONE}: it was trained on images normalised otherwise")
     assert (
         "model.backbone.student_norm_mean=[0.5, 0.5, 0.5] and model.backbone.student_norm_std=[0.5, 0.5, 0.5]" in norm
@@ -52,13 +52,14 @@ def test_both_are_named_with_field_and_value(made):
 @pytest.mark.parametrize(
     ("overrides", "left"),
     [
-        ((f"{WARMUP}=1",), ["normalised"]),
-        (("model.backbone.freeze_backbone=true",), ["normalised"]),
-        (NORM, [WARMUP]),
-        (("dataset.augmentation.mean=[0.5,0.5,0.5]", "dataset.augmentation.std=[0.5,0.5,0.5]"), [WARMUP]),
-        ((f"{WARMUP}=0.5", *NORM), []),
-        (("train.resume_training_checkpoint_path=/elsewhere/model_epoch_001_step_00004",), []),
-        (("train.num_epochs=1", *NORM), ["Set it to 0.5: "]),
+        ((), ["normalised"]),
+        ((RANDOM, f"{WARMUP}=1"), ["normalised"]),
+        ((RANDOM, "model.backbone.freeze_backbone=true"), ["normalised"]),
+        ((RANDOM, *NORM), [WARMUP]),
+        ((RANDOM, "dataset.augmentation.mean=[0.5,0.5,0.5]", "dataset.augmentation.std=[0.5,0.5,0.5]"), [WARMUP]),
+        ((RANDOM, f"{WARMUP}=0.5", *NORM), []),
+        ((RANDOM, "train.resume_training_checkpoint_path=/elsewhere/model_epoch_001_step_00004"), []),
+        ((RANDOM, "train.num_epochs=1", *NORM), [f"{WARMUP} to 0.5: "]),
     ],
 )
 def test_each_goes_away_with_its_cure(made, overrides, left):
@@ -88,9 +89,9 @@ def test_heads_that_come_with_the_weights_are_not_new(made, tmp_path):
     student = Student(design_models(spec, "distill").architecture)
     save_student(student, student.state_dict(), tmp_path)
     kind = "tf_efficientnet_lite0"
-    assert made(kind, *NORM, place=MODEL, path=tmp_path) == []
-    assert [WARMUP in line for line in made(kind, *NORM, place=BACKBONE, path=tmp_path)] == [True]
-    renamed = made(kind, "distill.teacher[0].name=other", *NORM, place=MODEL, path=tmp_path)
+    assert made(kind, RANDOM, *NORM, place=MODEL, path=tmp_path) == []
+    assert [WARMUP in line for line in made(kind, RANDOM, *NORM, place=BACKBONE, path=tmp_path)] == [True]
+    renamed = made(kind, RANDOM, "distill.teacher[0].name=other", *NORM, place=MODEL, path=tmp_path)
     assert len(renamed) == 1 and "the heads of other" in renamed[0]
     spec = load_spec(spec, [f"{MODEL}={tmp_path}", "model.backbone.student_norm_mean=[]"])
     (note,) = start_notes(spec, design_models(spec, "distill").architecture)

@@ -22,6 +22,7 @@ from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reade
 from radioplat.errors import DataError, RadioplatError, SpecError, TrainingError, WeightsError
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import verified_state
@@ -267,8 +268,8 @@ def overflowing(quiet_run, weights, tmp_path_factory) -> tuple[list[str], int, l
     reader = open_reader(str(quiet_run.folder / "data"), dataset_to_json(spec.dataset), (("64", 64),))
     teacher = TimmBackbone("test_vit", img_size=64).eval()
     teacher.model.load_state_dict(safetensors.torch.load_file(weights["vit"]))
-    normal = spec.dataset.augmentation
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (normal.mean, normal.std))
+    normal = resolve_teachers(spec)[1]
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (normal.norm_mean, normal.norm_std))
     batches = [reader.read(micro_batch) for micro_batch in range(24)]
     peaks = []
     with torch.inference_mode():

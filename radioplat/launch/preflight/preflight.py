@@ -50,6 +50,7 @@ class Preflight:
         class_names: of the student's classifier.
         boxes: annotations of the training images of a detector.
         binding_widths: see :class:`~radioplat.design.run.Run`.
+        heads_to_fit, head_fit_steps: see :class:`~radioplat.design.run.Run`.
         resources: CPUs and GPUs of this machine or of the cluster.
         on_ray: whether the run uses a cluster.
         checkpoints: in ``folder``.
@@ -75,6 +76,8 @@ class Preflight:
     detector: DetectorArchitecture | None = None
     binding_widths: dict[str, tuple[int, int]] = field(default_factory=dict)
     resources: Resources | None = None
+    heads_to_fit: tuple[tuple[str, str], ...] = ()
+    head_fit_steps: int = 0
     on_ray: bool = False
     checkpoints: Survey | None = None
     _errors: list[RadioplatError] = field(default_factory=list)
@@ -127,4 +130,6 @@ class Preflight:
             binding_widths=self.binding_widths,
             start_notes=tuple(self.start_notes),
             notes=tuple(self.held_out_notes),
+            heads_to_fit=self.heads_to_fit,
+            head_fit_steps=self.head_fit_steps,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,20 +12,24 @@ from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.sources import list_shards
+from radioplat.design.automatic import decide
 from radioplat.design.detector import detector_architecture, detector_widths
 from radioplat.design.detector_teachers import teacher_file_problems
+from radioplat.design.head_fit import fit_steps, heads_to_fit
 from radioplat.design.labels import class_names, label_problems
-from radioplat.design.models import design_models
+from radioplat.design.models import design_models, student_architecture
 from radioplat.design.run import has_held_out, steps_per_epoch
 from radioplat.design.stages import total_steps
-from radioplat.errors import Problem
+from radioplat.errors import Problem, RadioplatError
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import is_taught, training_task
 from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.retired import retired_field_notes
+from radioplat.spec.schema.model import ModelTask
 
+AUTOMATIC = "automatic"  # title of the fact that lists decisions
 TRAIN, VAL = "dataset.train_dataset", "dataset.val_dataset"
 
 
@@ -41,6 +46,18 @@ def contradictions(preflight: Preflight) -> Iterator[Problem]:
     if not is_taught(preflight.task):
         preflight.spec = without_teaching(preflight.spec)
     yield from problems
+
+
+def automatic(preflight: Preflight) -> None:
+    """Decide settings of a taught student that the spec leaves unset."""
+    spec = preflight.spec
+    if not is_taught(preflight.task) or spec.model.task is not ModelTask.features:
+        return
+    with contextlib.suppress(RadioplatError):  # of the student or its weights: the next steps report it
+        student = student_architecture(spec, preflight.task, [], {})
+        preflight.spec, decisions = decide(spec, student, preflight.folder)
+        if decisions:
+            preflight.facts[AUTOMATIC] = "; ".join(map(str, decisions))
 
 
 def models(preflight: Preflight) -> None:
@@ -135,6 +152,21 @@ def labels(preflight: Preflight) -> Iterator[Problem]:
         preflight.warnings.append(
             "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "
             "scores of a teacher (mode logits) would train it"
+        )
+
+
+def head_fit(preflight: Preflight) -> None:
+    """Determine the heads that are fitted before the first step, and the steps whose images they are fitted to."""
+    spec, models = preflight.spec, preflight.models
+    if preflight.data is None or models is None or not is_taught(preflight.task):
+        return
+    total = total_steps(spec, preflight.steps_per_epoch)
+    preflight.heads_to_fit = heads = heads_to_fit(spec, models)
+    preflight.head_fit_steps = steps = fit_steps(spec, models, heads, total)
+    if heads:
+        listed = ", ".join(f"{name} {kind}" for name, kind in heads)
+        preflight.facts["heads fitted"] = (
+            f"before step 1, by ridge regression on the first {steps * spec.global_batch_size} images: {listed}"
         )
 
 

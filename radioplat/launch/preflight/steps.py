@@ -16,6 +16,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.data, run_parts.contradictions),
     (Level.plan, teaching.partitions),
     (Level.plan, teaching.stages),
+    (Level.data, run_parts.automatic),
     (Level.data, run_parts.models),
     (Level.start, readiness.teacher_weights),
     (Level.plan, teaching.targets),
@@ -35,6 +36,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.plan, teaching.unusual_inputs),
     (Level.plan, teaching.devices),
     (Level.plan, run_parts.length),
+    (Level.start, run_parts.head_fit),
     (Level.data, run_parts.labels),
     (Level.start, readiness.checkpoints),
 )

@@ -38,7 +38,7 @@ def start_student(spec: Spec, architecture: StudentArchitecture) -> Student:
         torch.manual_seed(spec.train.seed)
         # Pretrained weights are plain, so they are loaded into plain layers.
         student = Student(replace(architecture, spectral_reparam=False))
-    for where, path in _student_paths(spec):
+    for where, path in student_paths(spec):
         match = _match(student, spec, path, where, shapes_only=False)
         student.load_state_dict(match.tensors, strict=False)
         student.raw_heads |= match.raw_heads
@@ -69,7 +69,7 @@ def matches(spec: Spec, architecture: StudentArchitecture) -> list[tuple[str, Ma
         student = Student(replace(architecture, spectral_reparam=False))
         return [
             (where, _match(student, spec, path, where, shapes_only=True))
-            for where, path in _student_paths(spec)
+            for where, path in student_paths(spec)
             if Path(path).exists()
         ]
 
@@ -116,7 +116,7 @@ def _paths(spec: Spec) -> list[tuple[str, str]]:
     return [(where, path) for where, path in both if path]
 
 
-def _student_paths(spec: Spec) -> list[tuple[str, str]]:
+def student_paths(spec: Spec) -> list[tuple[str, str]]:
     """Return the paths that a student is initialised from; detectors are for :mod:`radioplat.design.detector`."""
     return [(where, path) for where, path in _paths(spec) if model_kind(path) is not ModelKind.detector]
 

@@ -100,6 +100,8 @@ def _default_tree() -> dict[str, Any]:
 def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any = None) -> dict[Any, Any]:
     """Return ``tree`` without the values that are the defaults, type included; OmegaConf merges each slowly.
 
+    ``auto`` is the default of a number or a truth value that may be unset.
+
     Args:
         kind: the dataclass of ``tree``, if it has one.
     """
@@ -107,6 +109,8 @@ def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any 
     changes = {}
     for key, value in tree.items():
         default, inner = defaults.get(key, MISSING), strip_optional(kinds.get(key))
+        if value == "auto" and default is None and inner in (bool, int, float):
+            continue  # as unset: radioplat decides
         if isinstance(value, dict) and isinstance(default, dict):
             if change := _without_defaults(value, default, inner):
                 changes[key] = change

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from radioplat.spec.resolved.image_sizes import sizes_seen_with, student_sizes, views_differ
 from radioplat.spec.resolved.losses import definition_of
+from radioplat.spec.resolved.normalisation import IMAGENET_MEAN, IMAGENET_STD
 from radioplat.spec.resolved.terms import MODULE, Bound, Term, bindings_of, terms_of
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import (
@@ -210,9 +211,9 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
         input_size=spec.dataset.img_size if match else own_size,
         patch_size=teacher.patch_size,
-        norm_mean=tuple(teacher.norm_mean or augmentation.mean),
-        norm_std=tuple(teacher.norm_std or augmentation.std),
-        hidden=common.mlp_hidden_size if common.use_mlp else 0,
+        norm_mean=tuple(teacher.norm_mean or augmentation.mean or IMAGENET_MEAN),
+        norm_std=tuple(teacher.norm_std or augmentation.std or IMAGENET_STD),
+        hidden=0 if common.use_mlp is False else common.mlp_hidden_size,
         num_inner=common.mlp_num_inner,
         service=_service(spec, name, max(1, teacher.mosaic)),
         sizes=sizes_seen_with(spec, name) if match else (),

@@ -130,8 +130,9 @@ class AugmentationConfig:
     # image sizes, all equally likely; or, as in TAO, a list of {size: probability}
     multi_scales: list[Any] = field(default_factory=list)
     patch_size: int | None = number(None, at_least=1)
-    mean: list[float] = number(lambda: [0.485, 0.456, 0.406])
-    std: list[float] = number(lambda: [0.229, 0.224, 0.225], above=0)
+    # unset: for the student those of its pretrained weights if they are known, else ImageNet's
+    mean: list[float] = number(list)
+    std: list[float] = number(list, above=0)
 
 
 @dataclass

@@ -201,6 +201,19 @@ class TargetNormConfig:
 
 
 @dataclass
+class HeadFitConfig:
+    """(+) Fit heads that have random weights to the teachers' features by ridge regression, before the first step.
+
+    ``enabled`` unset: if the backbone starts from pretrained weights, whose features a random head would undo.
+    ``images`` unset: four rows (images, or positions of maps) for each dimension of a head's input, but at most a
+    tenth of the images of the run. They are the run's first images, and are trained on afterwards.
+    """
+
+    enabled: bool | None = None
+    images: int | None = number(None, at_least=1)
+
+
+@dataclass
 class PartitionConfig:
     """(+) A share of every global batch, in whole micro-batches, and the names of its teachers."""
 
@@ -295,7 +308,8 @@ class DistillConfig:
     # (+) UNIC's teacher dropping: probability per image of dropping each teacher except the one with the highest loss
     teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
     mode: Mode = Mode.auto
-    use_mlp: bool = True
+    # heads with a hidden layer; unset: true, but linear heads for a backbone that starts from pretrained weights
+    use_mlp: bool | None = None
     mlp_hidden_size: int = number(1024, at_least=1, hint="For a single linear layer set distill.use_mlp: false.")
     mlp_num_inner: int = number(0, at_least=0, at_most=100)
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
@@ -306,6 +320,7 @@ class DistillConfig:
     decoder_from_teacher: bool = False
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
+    head_fit: HeadFitConfig = field(default_factory=HeadFitConfig)  # (+)
     # (+) which teachers see which share of every global batch; a teacher in none of them sees everything
     partitions: list[PartitionConfig] = field(default_factory=list)
     stages: list[StageConfig] = field(default_factory=list)  # (+) in this order; together they are the whole run

@@ -16,7 +16,8 @@ class BackboneConfig:
     type: str | None = None  # required unless the weights are a radioplat checkpoint, which contains it
     pretrained_backbone_path: str | None = None
     freeze_backbone: bool = False
-    freeze_norm: bool = False
+    # unset: only BatchNorm of pretrained weights that see small micro-batches
+    freeze_norm: bool | None = None
     input_dim: list[int] = number(lambda: [3, 224, 224], at_least=1)
     output_dim: list[int] = number(list, at_least=1)
     feature_dim: int | None = number(None, at_least=1)

@@ -88,8 +88,9 @@ class OptimConfig:
     sched_on_updates: bool = True
     # (+) learning rate of heads and classifiers; default: lr
     projector_lr: float | None = number(None, above=0)
-    # (+) epochs at the beginning in which the backbone is frozen and only the heads are trained
-    head_warmup_epochs: float = number(0.0, at_least=0)
+    # (+) epochs at the beginning in which the backbone is frozen and only the heads are trained; unset: none, unless
+    # the backbone is pretrained and its heads start from random weights
+    head_warmup_epochs: float | None = number(None, at_least=0)
     # (+) factors on the learning rate by a pattern of parameter names; the first match applies
     lr_mults: dict[str, float] = number(dict, at_least=0)
     # (+) learning rate of each backbone block as a factor of the next block's

@@ -103,6 +103,11 @@ class Reporter(StepHook):
         if self._active:
             self._status.write(message, verbosity="WARNING")
 
+    def note(self, message: str, warns: bool) -> None:
+        """Write a status line, with verbosity WARNING if it ``warns``."""
+        if self._active:
+            self._status.write(message, verbosity="WARNING" if warns else "INFO")
+
     def close(self) -> None:
         """Close the files, and log loss curves and the last checkpoint to W&B."""
         if not self._active:

@@ -17,7 +17,7 @@ from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.trainer import Trainer
-from radioplat.training.targets.first_pass import TargetPass
+from radioplat.training.targets.first_pass import FirstPass
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
 
@@ -54,7 +54,7 @@ def run_worker(
         meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
         clock.begin(persistence.state)
         start, stop = persistence.state.global_step, run.total_steps
-        targets = TargetPass(run, context.world_size, context.device, start, meter)
+        first = FirstPass(run, context.world_size, context.device, start, meter)
         accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
 
         def feed(stop: int) -> contextlib.closing[Feeder]:
@@ -63,7 +63,7 @@ def run_worker(
             return contextlib.closing(Feeder(batches, clients, run.frozen_teachers, depth, run.partitions))
 
         # The stream needs seconds to start; it does so while the student is built.
-        feeder = stack.enter_context(feed(targets.first_stop))
+        feeder = stack.enter_context(feed(first.first_stop))
         outer = (clock, meter, accounts, phases, halvings)
         worker: Trainer | None = None
 
@@ -73,9 +73,11 @@ def run_worker(
 
         stack.callback(close)
         worker = Trainer(run, context, persistence, *outer)
-        targets.measure(worker.objective.student, feeder)
+        for head in first.measure(worker.objective.student, feeder):
+            worker.reporter.note(head.message, warns=head.r2 is None)
+        worker.hooks.targets.begin_with(first.moments)
         worker.build_engine()
-        if targets.first_stop < stop:
+        if first.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
         while (back := worker.train(feeder, pauses)) is not None:
             worker.close()

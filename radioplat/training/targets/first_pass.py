@@ -1,4 +1,4 @@
-"""Measure the teachers' targets over the run's first batches, before the first step."""
+"""Read the run's first batches before the first step: measure the teachers' targets, and fit heads to them."""
 
 from __future__ import annotations
 
@@ -8,64 +8,91 @@ from itertools import islice
 import torch
 
 from radioplat.design.run import Run
+from radioplat.losses.target_transforms.moments import Moments
 from radioplat.models.student.fold_target_norm import unfold_head
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.distill import TargetNormFit
+from radioplat.teachers.serving.transport import unpack
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.feed.feeder import Fed, Feeder
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.targets.file import share_moments, shared_moments
-from radioplat.training.targets.transforms import fit_target_norm, normed, set_transforms
+from radioplat.training.targets.head_fit import HeadFit, HeadFitted
+from radioplat.training.targets.transforms import Key, TargetSums, normed, set_transforms
 
 KEPT_BYTES = 2**30  # most memory for batches that are kept for their steps
 
 
-class TargetPass:
-    """Measure the teachers' targets over the first batches; keep these in memory for their steps if they fit.
+class FirstPass:
+    """Measure the teachers' targets and fit heads over the first batches; keep these for their steps if they fit.
 
     Attributes:
         first_stop: the step at which the first stream of batches must end. If that is not the end of the run, the
-            measurement consumes the stream, and training needs a second one.
+            pass consumes the stream, and training needs a second one.
+        moments: with ``distill.target_norm.fit: running``, moments of the targets that the pass measured.
     """
 
     def __init__(self, run: Run, world_size: int, device: torch.device, start: int, meter: CostMeter) -> None:
-        """Decide how many batches to measure; read the file of shared statistics, if there is one.
+        """Decide how many batches to read; read the file of shared statistics, if there is one.
 
         Raises:
             SpecError: the shared file of statistics does not fit the teachers.
         """
         self._run, self._device, self._meter = run, device, meter
         self._norm = norm = run.spec.distill.target_norm
-        measures = bool(normed(run.teachers)) and norm.fit is TargetNormFit.before and start == 0
-        self._shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures else None
-        steps = min(norm.fit_batches, run.total_steps) if measures and self._shared is None else 0
-        self._count = steps * run.micro_batch_schedule(world_size).per_rank
+        self.moments: dict[Key, Moments] = {}
+        fits = run.head_fit_steps if start == 0 else 0
+        before = norm.fit is TargetNormFit.before
+        measures = bool(normed(run.teachers)) and start == 0 and (before or fits > 0)
+        self._shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures and before else None
+        norms = (min(norm.fit_batches, run.total_steps) if before else fits) if measures and not self._shared else 0
+        each = run.micro_batch_schedule(world_size).per_rank
+        self._norms, self._fits = norms * each, fits * each
+        self._count = max(self._norms, self._fits)
         self._keeps = self._count * _micro_batch_bytes(run) <= KEPT_BYTES
-        self.first_stop = run.total_steps if self._keeps else steps
+        self.first_stop = run.total_steps if self._keeps else max(norms, fits)
 
-    def measure(self, student: Student, feeder: Feeder) -> None:
-        """Set the student's target transforms; this may change weights, so call it before the engine is built.
+    def measure(self, student: Student, feeder: Feeder) -> list[HeadFitted]:
+        """Set the student's target transforms and fit its untrained heads; call it before the engine is built.
 
         Batches are read from ``feeder``, and put back if they are kept in memory.
+
+        Returns:
+            What became of each head that was to be fitted.
         """
         if self._shared is not None:
             set_transforms(student, self._run.teachers, self._shared)
-            self._unfold(student)
-        elif self._count and self._keeps:
+        fitted = []
+        if self._count and self._keeps:
             first = list(islice(feeder, self._count))
-            self._fit(student, first)
+            fitted = self._read(student, first)
             feeder.put_back(first)
         elif self._count:
-            self._fit(student, self._charged(feeder))
+            fitted = self._read(student, self._charged(feeder))
+        if self._shared is not None or self._count:
+            self._unfold(student)
+        return fitted
 
-    def _fit(self, student: Student, fed: Iterable[Fed]) -> None:
+    def _read(self, student: Student, fed: Iterable[Fed]) -> list[HeadFitted]:
         path, teachers = self._norm.path, self._run.teachers
-        moments = fit_target_norm(student, teachers, fed, self._device, full=path is not None)
-        share_moments(path, teachers, moments)
-        self._unfold(student)
+        norms = TargetSums(student, teachers if self._norms else [], self._device, full=path is not None)
+        views = {teacher.name: teacher.view for teacher in self._run.frozen_teachers}
+        heads = HeadFit(student, self._run.heads_to_fit, self._run.student_view, views, self._device)
+        for number, (batch, answers) in enumerate(fed):
+            features = {name: unpack(answer()) for name, answer in answers.items()}
+            if number < self._norms:
+                norms.add(batch, features)
+            if number < self._fits:
+                heads.add(batch, features)
+        moments = norms.finish()
+        if self._norm.fit is TargetNormFit.before:
+            share_moments(path if moments else None, teachers, moments)
+        else:
+            self.moments = moments
+        return heads.finish() if self._fits else []
 
     def _unfold(self, student: Student) -> None:
-        """Make pretrained heads that return raw features return transformed ones; their raw output stays the same."""
+        """Make heads that return raw features return transformed ones; their raw output stays the same."""
         for name, kind in sorted(student.raw_heads & normed(self._run.teachers).keys()):
             unfold_head(student.heads[name], kind)
         student.raw_heads.clear()

@@ -81,6 +81,14 @@ class RunningNorm(StepHook):
             self._bases = set_transforms(self._student, self._teachers, self._known, self._bases)
         self._frozen = done >= self._config.freeze_after
 
+    def begin_with(self, moments: dict[Key, Moments]) -> None:
+        """Add ``moments`` of all ranks, from which the current transforms were computed, to those of the run.
+
+        Heads were fitted with these transforms: statistics of the first step alone would replace them by others.
+        """
+        for key in self._known.keys() & moments.keys():
+            self._known[key].merge(moments[key])
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore moments and bases of the teachers for which they are still measured."""
         for (name, kind), moments in self._known.items():

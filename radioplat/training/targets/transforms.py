@@ -6,7 +6,7 @@ The formulas are in ``radioplat.losses.target_transforms.phi_s`` and ``whitening
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from radioplat.losses.target_transforms.moments import Moments
 from radioplat.losses.target_transforms.phi_s import phi_s
 from radioplat.losses.target_transforms.transform import FORMS, Transform
 from radioplat.losses.target_transforms.whitening import channel_scales, global_scale, pca, zca
+from radioplat.models.features import Features
 from radioplat.models.student.student import Student
 from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 from radioplat.objectives.overlap import shown_positions
@@ -74,21 +75,35 @@ def fit_target_norm(
     Raises:
         TrainingError: a teacher's features of a sample with weight are not finite.
     """
-    sums = empty_moments(student, teachers, device, full)
-    views = {t.name: t.view for t in teachers}
+    sums = TargetSums(student, teachers, device, full)
     for batch, answers in fed:
+        sums.add(batch, {name: unpack(answer()) for name, answer in answers.items()})
+    return sums.finish()
+
+
+class TargetSums:
+    """Sums over micro-batches for :func:`fit_target_norm`; see there."""
+
+    def __init__(
+        self, student: Student, teachers: list[ResolvedTeacher], device: torch.device, full: bool = False
+    ) -> None:
+        self._student, self._teachers = student, teachers
+        self._sums = empty_moments(student, teachers, device, full)
+        self._views = {t.name: t.view for t in teachers}
+
+    def add(self, batch: Batch, answers: Mapping[str, Features]) -> None:
+        """Add a micro-batch; teachers without an answer did not get it."""
         weight = torch.tensor(batch.weight)
-        features = {}
-        for name, kind in sums:
-            if name not in answers:
-                continue  # padding, or a micro-batch that this teacher does not get
-            if name not in features:
-                features[name] = unpack(answers[name]())
-            values = getattr(features[name], kind)
-            sums[name, kind].add(values, counting(kind, values, weight, batch.views.get(views[name])))
-    moments = {key: moments.reduced(collectives.total) for key, moments in sums.items()}
-    set_transforms(student, teachers, moments)
-    return moments
+        for (name, kind), moments in self._sums.items():
+            if name in answers:
+                values = getattr(answers[name], kind)
+                moments.add(values, counting(kind, values, weight, batch.views.get(self._views[name])))
+
+    def finish(self) -> dict[Key, Moments]:
+        """Set the transforms, and return the moments over all ranks on the CPU; every rank must call it."""
+        moments = {key: moments.reduced(collectives.total) for key, moments in self._sums.items()}
+        set_transforms(self._student, self._teachers, moments)
+        return moments
 
 
 def counting(kind: str, values: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:

@@ -296,3 +296,13 @@ def test_a_spec_and_its_mapping_are_specs():
     spec = load_spec(EXAMPLE)
     assert load_spec(spec) == spec and load_spec(dataclasses.asdict(spec)) == spec
     assert load_spec(spec, ["train.seed=1"]).train.seed == 1 and spec.train.seed == 1234
+
+
+def test_auto_leaves_a_number_or_truth_value_to_the_platform():
+    fields = {"distill": {"use_mlp": "auto", "head_fit": {"images": "auto"}}}
+    spec = load_spec(fields, ["train.optim.head_warmup_epochs=auto", "model.backbone.freeze_norm=auto"])
+    assert spec == load_spec(None)
+    assert load_spec(None, ["results_dir=auto"]).results_dir == "auto"
+    for field in ("train.optim.lr=auto", "train.num_gpus=auto"):  # these have values by default
+        with pytest.raises(SpecError, match=r"train\."):
+            load_spec(None, [field])

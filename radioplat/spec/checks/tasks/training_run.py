@@ -22,7 +22,12 @@ from radioplat.spec.checks.unused_fields import unknown_teacher, unused_fields
 from radioplat.spec.loading.job_paths import paths_in_copy
 from radioplat.spec.resolved.image_sizes import scale_chances
 from radioplat.spec.resolved.losses import Binds, definition_of
-from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
+from radioplat.spec.resolved.normalisation import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    normalisation_problems,
+    student_normalisation,
+)
 from radioplat.spec.resolved.partitions import partition_problems
 from radioplat.spec.resolved.paths import storage_problems
 from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
@@ -89,10 +94,13 @@ def _sizes(spec: Spec) -> Iterator[Problem]:
     if fewest > most:
         hint = "The default of train.max_workers is train.num_gpus * train.num_nodes."
         yield Problem(f"{fewest} is more than the maximum of {most} workers", "train.min_workers", hint)
-    mean, std, where = student_normalisation(spec)
-    pairs = {"dataset.augmentation.": (dataset.augmentation.mean, dataset.augmentation.std), where: (mean, std)}
-    for path, pair in pairs.items():
-        yield from normalisation_problems(*pair, path)
+    pair, where = student_normalisation(spec)
+    yield from normalisation_problems(*pair, where)
+    augmentation = dataset.augmentation
+    if where != "dataset.augmentation.":  # teachers may still use these
+        yield from normalisation_problems(
+            augmentation.mean or IMAGENET_MEAN, augmentation.std or IMAGENET_STD, "dataset.augmentation."
+        )
 
 
 def _augmentation(spec: Spec) -> Iterator[Problem]:

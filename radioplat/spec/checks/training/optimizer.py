@@ -16,7 +16,7 @@ def optimizer_problems(spec: Spec) -> Iterator[Problem]:
     if len(optim.betas) != 2:
         yield Problem(f"two numbers are needed, not {optim.betas}", "train.optim.betas")
     yield from _policy(spec)
-    if optim.head_warmup_epochs >= spec.train.num_epochs:
+    if (optim.head_warmup_epochs or 0) >= spec.train.num_epochs:
         hint = "To train heads alone, set model.backbone.freeze_backbone."
         yield Problem("the backbone would never be trained", "train.optim.head_warmup_epochs", hint)
     yield from _regularizer(spec)

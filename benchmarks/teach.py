@@ -1,0 +1,48 @@
+"""Do students become good, by the platform's defaults? Judged from outside, on corpora of `benchmarks.teach_corpora`.
+
+``python -m benchmarks.teach [--only PART ...] [--seeds 1] [--folder results/teach]``. Parts:
+
+- ``start``: tf_efficientnet_lite0 begins with its own weights and is taught by itself and tf_efficientnet_lite2, by the
+  spec's defaults, at the quickstart's length and at ten times it: does it keep its kNN (``start_as_teacher_*``)?
+
+Weights and ONNX files are read by `benchmarks/judges/embed.py` and judged by `benchmarks/judges/knn.py`, which import
+nothing of radioplat. What ``--folder`` has is not run again, and what was interrupted goes on. The last line on stdout
+is one JSON object: for each comparison the differences with their 95 % intervals, paired over queries and seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import teach_start
+from benchmarks.teach_programs import last_line
+from radioplat.common import terminal
+
+FOLDER = Path("results/teach")
+PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {"start": teach_start.run}
+
+
+def main() -> None:
+    """Run the parts and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    terminal.note("corpora")
+    last_line("benchmarks.teach_corpora", "--folder", given.folder / "corpora")
+    found: dict[str, Any] = {"seeds": given.seeds}
+    for part in given.only:
+        terminal.note(f"part {part}")
+        found |= PARTS[part](given.folder.absolute(), given.seeds)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Programs that `benchmarks.teach` starts: corpora, runs, exports and the judge, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FIGURE = "pictures.knn"  # crops of held-out cells, named by the picture that they are of
+
+
+def last_line(module: str, *arguments: object) -> dict[str, Any]:
+    """Run ``python -m module`` with ``arguments``; return the JSON object in its last line on stdout.
+
+    Raises:
+        CalledProcessError: it failed; its messages are on stderr.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def distil(home: Path, spec: dict[str, Any]) -> Path:
+    """Train by ``radioplat distill`` and export by ``radioplat export``; return the ONNX file, for images of any size.
+
+    A run that has ended is not repeated, one that was interrupted goes on.
+
+    Raises:
+        CalledProcessError: one of them failed; its messages are on stderr.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    path, onnx = home / "spec.yaml", home / "student.onnx"
+    export = {"dynamic_resolution": True, "output": str(onnx)}
+    path.write_text(yaml.safe_dump({"results_dir": str(home), "export": export, **spec}), encoding="utf-8")
+    if not onnx.exists():
+        for task in ("distill", "export"):
+            command = [sys.executable, "-m", "radioplat.cli", task, "-e", str(path)]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+    return onnx
+
+
+def embedded(target: Path, corpora: Path, *model: object) -> Path:
+    """Embed the corpora by the judge's program; return the file, which is not written again."""
+    if not target.exists():
+        last_line("benchmarks.judges.embed", *model, "--corpora", corpora, "--out", target)
+    return target
+
+
+def compared(ours: Sequence[Path], theirs: Sequence[Path]) -> dict[str, Any]:
+    """Return the judge's figures of ``ours`` and differences from ``theirs``: one file for each seed on both sides."""
+    return last_line("benchmarks.judges.knn", *ours, "--against", *theirs)

@@ -1,0 +1,154 @@
+"""Decide settings that a spec leaves unset, from the student's pretrained weights.
+
+A run writes its decisions into ``experiment.yaml``. Later starts of the same run take them from there, so that new
+weights or a new version of radioplat change no run that has begun.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from radioplat.design.student import build_on_meta
+from radioplat.models.backbones.names import resolve
+from radioplat.models.pretrained.initial_weights import known_architecture, student_paths
+from radioplat.models.pretrained.source import read_source
+from radioplat.models.student.checkpoint import is_checkpoint
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
+from radioplat.spec.schema.distill import DistillConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
+
+SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
+_MLP_FIELDS = ("mlp_hidden_size", "mlp_num_inner")
+EXPERIMENT = "experiment.yaml"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A value for a field that the spec leaves unset, and the reason in a few words."""
+
+    field: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field}={_text(self.value)} ({self.reason})"
+
+
+def decide(spec: Spec, student: StudentArchitecture, folder: Path) -> tuple[Spec, list[Decision]]:
+    """Return a copy of ``spec`` with all decisions, and those that differ from what a student without weights gets.
+
+    Args:
+        student: its architecture, without heads.
+        folder: the task's results folder.
+
+    Raises:
+        WeightsError: pretrained weights cannot be read.
+    """
+    earlier = _earlier(spec, folder)
+    decisions = list(_kept(spec, earlier) if earlier is not None else _decisions(spec, student))
+    spec = copy.deepcopy(spec)
+    for decision in decisions:
+        *sections, name = decision.field.split(".")
+        section: Any = spec
+        for part in sections:
+            section = getattr(section, part)
+        setattr(section, name, decision.value)
+    return spec, [decision for decision in decisions if decision.reason]
+
+
+def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
+    paths = [(where, path) for where, path in student_paths(spec) if Path(path).exists()]
+    # A checkpoint of radioplat continues a training: its heads are trained, and pruning changed its statistics.
+    begins = any(not is_checkpoint(path) for _, path in paths)
+    if spec.distill.use_mlp is None:
+        known = known_architecture(spec) if paths else None
+        hidden = {head.hidden for head in known.heads} if known is not None else set()
+        if hidden:
+            yield Decision("distill.use_mlp", any(hidden), "as the heads of the pretrained student")
+        elif begins and not _asks_mlp(spec.distill):
+            yield Decision("distill.use_mlp", False, "linear heads can be fitted whole to a pretrained student")
+        else:
+            yield Decision("distill.use_mlp", True, "")
+    if not sets_normalisation(spec) and (normal := _normalisation_of(spec, paths)) is not None:
+        for name, values in zip(("mean", "std"), normal, strict=True):
+            field = f"model.backbone.student_norm_{name}"
+            yield Decision(field, [round(v, 6) for v in values], "as the pretrained weights were trained")
+    if spec.model.backbone.freeze_norm is None:
+        small = spec.dataset.batch_size < SMALL_BATCH
+        frozen = begins and small and _has_batchnorm(build_on_meta(student))
+        reason = f"BatchNorm of pretrained weights, and fewer than {SMALL_BATCH} images in a micro-batch"
+        yield Decision("model.backbone.freeze_norm", frozen, reason if frozen else "")
+    if spec.train.optim.head_warmup_epochs is None:
+        random = begins and spec.distill.head_fit.enabled is False
+        epochs = min(1.0, spec.train.num_epochs / 2) if random else 0.0
+        yield Decision("train.optim.head_warmup_epochs", epochs, "random heads on pretrained weights" if random else "")
+
+
+def _kept(spec: Spec, earlier: Spec) -> Iterator[Decision]:
+    """Yield the values of an earlier start of the run."""
+    if spec.distill.use_mlp is None:
+        yield Decision("distill.use_mlp", earlier.distill.use_mlp is not False, "")
+    if not sets_normalisation(spec):
+        for name, values in zip(("mean", "std"), student_normalisation(earlier)[0], strict=True):
+            yield Decision(f"model.backbone.student_norm_{name}", list(values), "")
+    if spec.model.backbone.freeze_norm is None:
+        yield Decision("model.backbone.freeze_norm", bool(earlier.model.backbone.freeze_norm), "")
+    if spec.train.optim.head_warmup_epochs is None:
+        yield Decision("train.optim.head_warmup_epochs", earlier.train.optim.head_warmup_epochs or 0.0, "")
+
+
+def _earlier(spec: Spec, folder: Path) -> Spec | None:
+    """Return the spec that an earlier start of the run wrote; None if there is none, or no checkpoint to resume."""
+    resumed = spec.train.resume_training_checkpoint_path
+    if resumed and (experiment := Path(resumed).parent / EXPERIMENT).exists():
+        return load_spec(experiment)
+    written = folder / EXPERIMENT
+    return load_spec(written) if written.exists() and any(folder.glob("model_epoch_*")) else None
+
+
+def _asks_mlp(distill: DistillConfig) -> bool:
+    """Return True if the spec describes an MLP, without saying so by ``use_mlp``."""
+    default = DistillConfig()
+    return any(getattr(distill, name) != getattr(default, name) for name in _MLP_FIELDS) or any(
+        teacher.spatial_mlp_version != "v2" or teacher.spatial_num_inner for teacher in distill.teacher
+    )
+
+
+def _has_batchnorm(student: Student) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in student.backbone.modules())
+
+
+def _normalisation_of(spec: Spec, paths: list[tuple[str, str]]) -> Normalisation | None:
+    """Return the normalisation that the weights were trained with: that of their file, else timm's of the model."""
+    backbone = spec.model.backbone
+    for where, path in paths:
+        source = read_source(path, where, shapes_only=True, num_heads=backbone.kwargs.get("num_heads"))
+        if source.normal is not None:
+            return source.normal
+        if backbone.type is None or source.is_radio:
+            continue
+        if (normal := timm_normalisation(backbone.type)) is not None:
+            return normal
+    return None
+
+
+def timm_normalisation(kind: str) -> Normalisation | None:
+    """Return the normalisation of timm's weights for a model; None if it is unknown or not always the same."""
+    resolved = resolve(kind)
+    if resolved.radio:
+        return None
+    native = native_input_of(pretrained_cfg(kind, resolved.name), resolved.name, "", tagged="." in kind)
+    return (native.mean, native.std) if native.mean and native.std else None
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")

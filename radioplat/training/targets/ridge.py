@@ -1,0 +1,138 @@
+"""Ridge regression from sums over rows, with the strength of the penalty chosen on rows held out from the fit.
+
+Hoerl and Kennard, "Ridge Regression: Biased Estimation for Nonorthogonal Problems", Technometrics 1970. All sums are
+float64, so that any split of the same rows over ranks gives the same result up to the rounding of the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# Candidates for the penalty, relative to the mean variance of the inputs: half decades.
+STRENGTHS = tuple(10.0 ** (exponent / 2) for exponent in range(-12, 9))
+_BLOCK = 4096  # rows widened to float64 at a time
+
+
+@dataclass
+class Sums:
+    """Float64 sums over rows of inputs x and targets y.
+
+    Attributes:
+        count: rows, a scalar.
+        x, y: sums, ``[Dx]`` and ``[Dy]``.
+        xx, xy: sums of products, ``[Dx, Dx]`` and ``[Dx, Dy]``.
+        yy: sum of the squares of y, ``[Dy]``.
+    """
+
+    count: torch.Tensor
+    x: torch.Tensor
+    y: torch.Tensor
+    xx: torch.Tensor
+    xy: torch.Tensor
+    yy: torch.Tensor
+
+    @classmethod
+    def empty(cls, inputs: int, targets: int, device: torch.device | str = "cpu") -> Sums:
+        """Create zero sums for ``inputs`` and ``targets`` dimensions."""
+        shapes = ((), (inputs,), (targets,), (inputs, inputs), (inputs, targets), (targets,))
+        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+
+    def parts(self) -> list[torch.Tensor]:
+        """Return all sums."""
+        return list(vars(self).values())
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add rows ``[N, Dx]`` and ``[N, Dy]``."""
+        self.count += len(x)
+        for inputs, targets in zip(x.split(_BLOCK), y.split(_BLOCK), strict=True):
+            a, b = inputs.to(self.x.device).double(), targets.to(self.x.device).double()
+            self.x += a.sum(0)
+            self.y += b.sum(0)
+            self.xx.addmm_(a.T, a)
+            self.xy.addmm_(a.T, b)
+            self.yy += b.square().sum(0)
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(mine + theirs for mine, theirs in zip(self.parts(), other.parts(), strict=True)))
+
+    def reduced(self, total: Callable[[torch.Tensor], torch.Tensor]) -> Sums:
+        """Return the sums over all ranks, on the CPU; ``total`` sums a tensor over ranks."""
+        return Sums(*(total(part.clone()).cpu() for part in self.parts()))
+
+    def finite(self) -> bool:
+        """Return True if every sum is finite."""
+        return all(bool(torch.isfinite(part).all()) for part in self.parts())
+
+    def spread(self) -> torch.Tensor:
+        """Return the sum of squared differences of y from its mean, a scalar."""
+        return (self.yy - self.y.square() / self.count.clamp(min=1)).clamp(min=0).sum()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A linear map y = weight x + bias.
+
+    Attributes:
+        weight, bias: float64 ``[Dy, Dx]`` and ``[Dy]``.
+        strength: the chosen penalty, one of :data:`STRENGTHS`.
+        r2: share of the targets' variance that the fit explains on the rows held out, before these were added to it;
+            at most 1, and 0 for the mean of the targets.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    strength: float
+    r2: float
+
+
+def fit_ridge(fitted: Sums, held_out: Sums) -> Fit | None:
+    """Fit y = W x + b on ``fitted`` for each strength, choose the best on ``held_out``, and fit it on all rows.
+
+    Returns:
+        None if the targets or the inputs are constant, if there are fewer than two rows in either part, or if no
+        strength is better than the mean of the targets: nothing was learned.
+
+    Raises:
+        ValueError: a sum is not finite.
+    """
+    if not (fitted.finite() and held_out.finite()):
+        raise ValueError("features that are not finite")
+    if min(float(fitted.count), float(held_out.count)) < 2 or not float(held_out.spread()):
+        return None
+    values, vectors, cross = _eigen(fitted)
+    if not float(values.max()):
+        return None
+    errors = torch.stack([_error(held_out, *_solution(fitted, values, vectors, cross, s)) for s in STRENGTHS])
+    best = int(errors.argmin())
+    r2 = 1 - float(errors[best] / held_out.spread())
+    if not r2 > 0:
+        return None
+    whole = fitted + held_out
+    weight, bias = _solution(whole, *_eigen(whole), STRENGTHS[best])
+    return Fit(weight, bias, STRENGTHS[best], r2)
+
+
+def _eigen(sums: Sums) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return eigenvalues and eigenvectors of the inputs' covariance, and the covariance with y in that basis."""
+    x, y = sums.x / sums.count, sums.y / sums.count
+    covariance = sums.xx / sums.count - torch.outer(x, x)
+    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
+    return values.clamp(min=0), vectors, vectors.T @ (sums.xy / sums.count - torch.outer(x, y))
+
+
+def _solution(
+    sums: Sums, values: torch.Tensor, vectors: torch.Tensor, cross: torch.Tensor, strength: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return W and b with the penalty ``strength`` times the inputs' mean variance."""
+    weight = (vectors @ (cross / (values + strength * values.mean()).unsqueeze(1))).T
+    return weight, (sums.y - weight @ sums.x) / sums.count
+
+
+def _error(sums: Sums, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squared errors of W x + b over the rows of ``sums``."""
+    moved = weight @ sums.x  # sum of W x
+    squares = (weight @ sums.xx * weight).sum() + 2 * bias @ moved + sums.count * bias @ bias
+    return sums.yy.sum() - 2 * ((weight.T * sums.xy).sum() + bias @ sums.y) + squares

@@ -1,0 +1,115 @@
+"""Settings that a spec leaves unset: decided by the pretrained weights, kept by later starts."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from radioplat.design.automatic import decide
+from radioplat.design.models import design_models, student_architecture
+from radioplat.models.student.checkpoint import save_student
+from radioplat.models.student.student import Student
+from radioplat.spec.loading.load import load_spec, to_yaml
+
+LITE = "tf_efficientnet_lite0"
+FIELDS = ("distill.use_mlp", "model.backbone.student_norm_mean", "model.backbone.freeze_norm",
+          "train.optim.head_warmup_epochs")  # fmt: skip
+HALF = [0.5, 0.5, 0.5]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    for name in (LITE, "test_vit"):
+        torch.manual_seed(0)
+        save_file(timm.create_model(name, num_classes=0).state_dict(), folder / f"{name}.safetensors")
+    return folder
+
+
+def spec_of(kind: str, *overrides: str):
+    teacher = {"name": "t", "model": {"backbone": {"type": "test_vit"}}, "mode": "combo", "loss_type": "MSE"}
+    return load_spec(
+        {"distill": {"teacher": [teacher]}, "dataset": {"img_size": 64, "batch_size": 8}},
+        [f"model.backbone.type={kind}", *overrides],
+    )
+
+
+def decided(folder, kind: str, *overrides: str):
+    """The values of FIELDS, and the decisions that are told to the user."""
+    spec = spec_of(kind, *overrides)
+    spec, told = decide(spec, student_architecture(spec, "distill", [], {}), folder)
+    optim, backbone = spec.train.optim, spec.model.backbone
+    values = (spec.distill.use_mlp, backbone.student_norm_mean, backbone.freeze_norm, optim.head_warmup_epochs)
+    return values, [decision.field for decision in told]
+
+
+def weights(files, kind: str) -> str:
+    return f"model.backbone.pretrained_backbone_path={files / kind}.safetensors"
+
+
+def test_a_student_from_nothing_is_as_ever(tmp_path):
+    assert decided(tmp_path, LITE) == ((True, [], False, 0.0), [])
+
+
+def test_pretrained_weights_decide(files, tmp_path):
+    values, told = decided(tmp_path, LITE, weights(files, LITE))
+    assert values == (False, HALF, True, 0.0)
+    assert told == ["distill.use_mlp", *(f"model.backbone.student_norm_{p}" for p in ("mean", "std")), FIELDS[2]]
+    values, _ = decided(tmp_path, "test_vit", weights(files, "test_vit"))
+    assert values[0] is False and values[2] is False  # a ViT has no BatchNorm
+
+
+@pytest.mark.parametrize(
+    ("override", "index", "value"),
+    [
+        ("distill.use_mlp=true", 0, True),
+        ("distill.mlp_hidden_size=64", 0, True),
+        ("distill.teacher[0].spatial_mlp_version=attn", 0, True),
+        ("dataset.augmentation.mean=[0.1,0.2,0.3]", 1, []),
+        ("model.backbone.student_norm_std=[0.1,0.2,0.3]", 1, []),
+        ("dataset.batch_size=32", 2, False),
+        ("model.backbone.freeze_norm=false", 2, False),
+        ("distill.head_fit.enabled=false", 3, 1.0),
+        ("train.optim.head_warmup_epochs=2", 3, 2.0),
+    ],
+)
+def test_what_the_spec_says_stands(files, tmp_path, override, index, value):
+    values, told = decided(tmp_path, LITE, weights(files, LITE), override)
+    assert values[index] == value
+    assert [list((False, HALF, True, 0.0))[i] for i in range(4) if i != index] == [
+        values[i] for i in range(4) if i != index
+    ]
+    assert all(override.partition("=")[0] != field for field in told)
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_heads_of_a_trained_student_keep_their_form(tmp_path, hidden):
+    spec = spec_of(LITE, f"distill.use_mlp={hidden}", f"model.backbone.student_norm_mean={HALF}")
+    student = Student(design_models(spec, "distill").architecture)
+    (tmp_path / "trained").mkdir()
+    save_student(student, student.state_dict(), tmp_path / "trained")
+    values, told = decided(tmp_path, LITE, f"train.pretrained_model_path={tmp_path / 'trained'}")
+    assert values == (hidden, HALF, False, 0.0)  # BatchNorm of a pruned student must be estimated again
+    assert "distill.use_mlp" in told
+
+
+def test_a_later_start_keeps_what_the_first_decided(files, tmp_path):
+    """Also that of a version in which these fields had values."""
+    before = spec_of(LITE, "distill.use_mlp=true", "model.backbone.freeze_norm=false",
+                     "dataset.augmentation.mean=[0.485,0.456,0.406]", "dataset.augmentation.std=[0.229,0.224,0.225]",
+                     "train.optim.head_warmup_epochs=0.5")  # fmt: skip
+    (tmp_path / "experiment.yaml").write_text(to_yaml(before))
+    again = (tmp_path, LITE, weights(files, LITE))
+    assert decided(*again)[0] == (False, HALF, True, 0.0)  # no checkpoint: the run begins
+    (tmp_path / "model_epoch_001").mkdir()
+    assert decided(*again) == ((True, [0.485, 0.456, 0.406], False, 0.5), [])
+    checkpoint = tmp_path / "model_epoch_001"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    resumed = f"train.resume_training_checkpoint_path={checkpoint}"
+    assert decided(elsewhere, LITE, weights(files, LITE), resumed) == decided(*again)
+    spec = spec_of(LITE, weights(files, LITE), "distill.use_mlp=false")
+    settled, _ = decide(spec, student_architecture(spec, "distill", [], {}), tmp_path)
+    assert settled.distill.use_mlp is False  # what the spec says now stands
