@@ -3,7 +3,9 @@
 ``python -m benchmarks.teach [--only PART ...] [--seeds 1] [--folder results/teach]``. Parts:
 
 - ``start``: tf_efficientnet_lite0 begins with its own weights and is taught by itself and tf_efficientnet_lite2, by the
-  spec's defaults, at the quickstart's length and at ten times it: does it keep its kNN (``start_as_teacher_*``)?
+  spec's defaults, at the quickstart's length and at ten times it: does it keep its kNN (``start_as_teacher_*``), and
+  does its backbone learn from the second teacher: is its head nearer to it than one on a frozen backbone
+  (``second_teacher_fidelity_gain``, the lower bound)?
 
 Weights and ONNX files are read by `benchmarks/judges/embed.py` and judged by `benchmarks/judges/knn.py`, which import
 nothing of radioplat. What ``--folder`` has is not run again, and what was interrupted goes on. The last line on stdout

@@ -26,8 +26,9 @@ def last_line(module: str, *arguments: object) -> dict[str, Any]:
 
 
 def distil(home: Path, spec: dict[str, Any]) -> Path:
-    """Train by ``radioplat distill`` and export by ``radioplat export``; return the ONNX file, for images of any size.
+    """Train by ``radioplat distill`` and export by ``radioplat export``; return the ONNX file, with all heads.
 
+    It takes images of any size.
     A run that has ended is not repeated, one that was interrupted goes on.
 
     Raises:
@@ -35,7 +36,8 @@ def distil(home: Path, spec: dict[str, Any]) -> Path:
     """
     home.mkdir(parents=True, exist_ok=True)
     path, onnx = home / "spec.yaml", home / "student.onnx"
-    export = {"dynamic_resolution": True, "output": str(onnx)}
+    heads = [teacher["name"] for teacher in spec["distill"]["teacher"]]
+    export = {"dynamic_resolution": True, "onnx_file": str(onnx), "adaptors": heads}
     path.write_text(yaml.safe_dump({"results_dir": str(home), "export": export, **spec}), encoding="utf-8")
     if not onnx.exists():
         for task in ("distill", "export"):

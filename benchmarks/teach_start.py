@@ -5,40 +5,51 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach_programs import FIGURE, compared, distil, embedded
+from benchmarks.teach_programs import FIGURE, compared, distil, embedded, last_line
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
-STUDENT = "lite0"
+STUDENT, SECOND = "lite0", "lite2"
 LENGTHS = {"quickstart": 375, "ten_times": 3750}  # steps of 16 images
 BATCH = 16
 
 
 def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
-    """Train at each length and seed, and compare kNN with the student's at its start."""
+    """Train at each length and seed; compare kNN with that at the start, and heads with those on a frozen backbone."""
     corpora = folder / "corpora"
     files = {name: teacher_weights(kind, folder / "weights") for name, kind in TEACHERS.items()}
-    card = ["--timm", TEACHERS[STUDENT], "--weights", files[STUDENT], "--mean", *MEAN, "--std", *STD]
-    start = embedded(folder / "start" / "before.npz", corpora, *card)
+    cards = {
+        name: ["--timm", kind, "--weights", files[name], "--mean", *MEAN, "--std", *STD]
+        for name, kind in TEACHERS.items()
+    }
+    before = embedded(folder / "start" / "before.npz", corpora, *cards[STUDENT])
     found: dict[str, Any] = {}
     for length, steps in LENGTHS.items():
-        students = []
-        for seed in seeds:
-            home = folder / "start" / f"{length}_seed_{seed}"
-            onnx = distil(home, _spec(corpora, files, steps, seed))
-            students.append(embedded(home / "embeddings.npz", corpora, onnx))
-        judged = compared(students, [start] * len(students))
+        students, frozen = (
+            [
+                distil(folder / "start" / f"{length}{name}_seed_{seed}", _spec(corpora, files, steps, seed, freeze))
+                for seed in seeds
+            ]
+            for name, freeze in (("", False), ("_frozen", True))
+        )
+        after = [embedded(onnx.with_name("embeddings.npz"), corpora, onnx) for onnx in students]
+        judged = compared(after, [before] * len(after))
+        second = ["--head", SECOND, *cards[SECOND], "--corpora", corpora]
         found[f"start_as_teacher_{length}"] = {
             "before": judged["against"][FIGURE]["value"],
             "after": judged["figures"][FIGURE]["value"],
-            **{figure: difference for figure, difference in judged["differences"].items()},
+            **judged["differences"],
+            "second_teacher": last_line("benchmarks.judges.fidelity", *students, *second, "--against", *frozen),
         }
-    lower = [each[FIGURE]["lower"] for each in found.values()]
-    return {**found, "start_as_teacher_lower_bound": min(lower)}
+    return {
+        **found,
+        "start_as_teacher_lower_bound": min(each[FIGURE]["lower"] for each in found.values()),
+        "second_teacher_fidelity_gain": min(each["second_teacher"]["difference"]["lower"] for each in found.values()),
+    }
 
 
-def _spec(corpora: Path, files: dict[str, Path], steps: int, seed: int) -> dict[str, Any]:
-    """Return the spec: what a user must say, and nothing of how to train."""
+def _spec(corpora: Path, files: dict[str, Path], steps: int, seed: int, freeze: bool) -> dict[str, Any]:
+    """Return the spec: what a user must say, and nothing of how to train but for ``freeze``, of the backbone."""
     source = {"root_dir": str(corpora / "train"), "samples_per_file": 500, "steps_per_epoch": LENGTHS["quickstart"]}
     teachers = [
         {
@@ -53,8 +64,9 @@ def _spec(corpora: Path, files: dict[str, Path], steps: int, seed: int) -> dict[
         }
         for name, kind in TEACHERS.items()
     ]
+    student = {"type": TEACHERS[STUDENT], "pretrained_backbone_path": str(files[STUDENT]), "freeze_backbone": freeze}
     return {
-        "model": {"backbone": {"type": TEACHERS[STUDENT], "pretrained_backbone_path": str(files[STUDENT])}},
+        "model": {"backbone": student},
         "dataset": {
             "img_size": 96,
             "batch_size": BATCH,

@@ -50,11 +50,14 @@ class Model(Protocol):
 class OnnxStudent:
     """An exported student on onnxruntime's CPU provider.
 
+    Args:
+        prefix: of the outputs' names: ``NAME.`` for the head of teacher ``NAME``.
+
     Raises:
         UnfitFile: the file is no ONNX graph with these inputs and outputs.
     """
 
-    def __init__(self, path: Path, threads: int = 1) -> None:
+    def __init__(self, path: Path, threads: int = 1, prefix: str = "") -> None:
         import onnxruntime
 
         self.name = str(path)
@@ -69,10 +72,11 @@ class OnnxStudent:
             raise UnfitFile(f"{path}: onnxruntime cannot load it: {_in_short(error)}") from None
         outputs = {output.name for output in self._session.get_outputs()}
         inputs = self._session.get_inputs()
-        self._outputs = [name for name in ("summary", "spatial") if name in outputs]
+        self._outputs = [prefix + kind for kind in ("summary", "spatial") if prefix + kind in outputs]
+        self._prefix = prefix
         if len(inputs) != 1 or len(inputs[0].shape) != 4 or not self._outputs:
             raise UnfitFile(
-                f"{path}: expected one input [B, 3, H, W] and outputs summary, spatial; found "
+                f"{path}: expected one input [B, 3, H, W] and outputs {prefix}summary, {prefix}spatial; found "
                 f"{[(each.name, each.shape) for each in inputs]} and {sorted(outputs)}"
             )
         self._input = inputs[0].name
@@ -101,8 +105,11 @@ class OnnxStudent:
                 raise UnfitFile(f"{self.name}: it cannot run {size_text} pixels: {_in_short(error)}") from None
             found.append([each[:real].astype(np.float32) for each in outputs])
         named = {name: np.concatenate(each) for name, each in zip(self._outputs, zip(*found, strict=True), strict=True)}
-        spatial = named.get("spatial")
-        return named["summary"] if spatial is None or "summary" in named else spatial.mean((1, 2)), spatial
+        summary, spatial = (named.get(self._prefix + kind) for kind in ("summary", "spatial"))
+        if summary is None:
+            assert spatial is not None  # a graph has at least one of them
+            summary = spatial.mean((1, 2))
+        return summary, spatial
 
     def _note_size(self, images: np.ndarray) -> None:
         if images.shape[1:3] not in self._noted:
@@ -212,7 +219,7 @@ def write_embeddings(model: Model, corpora: Path, target: Path, only: Sequence[s
     arrays: dict[str, Any] = {}
     images = 0
     for task in only:
-        with _opened(corpora / f"{task}.npz") as corpus:
+        with opened(corpora / f"{task}.npz") as corpus:
             for split in SPLITS:
                 pixels = corpus[f"{split}.images"]
                 images += len(pixels)
@@ -273,7 +280,7 @@ def _embed(model: Model, images: np.ndarray, masks: np.ndarray | None) -> dict[s
 
 
 @contextlib.contextmanager
-def _opened(path: Path):
+def opened(path: Path):
     try:
         corpus = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
