@@ -154,12 +154,20 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights and buffers of the newest checkpoint of a task folder."""
+    """Weights and buffers of the newest checkpoint of a task folder, without the biases of attention's keys.
+
+    Such a bias adds the same to all scores of a query, which softmax takes away: its gradient is rounding noise, and
+    Adam makes full steps of it.
+    """
     newest = (folder / "model_latest").resolve()
     found: dict[str, torch.Tensor] = {}
     for name in ("student", "heads"):
         found |= safetensors.torch.load_file(newest / f"{name}.safetensors")
-    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+    tensors = {name: tensor for name, tensor in found.items() if tensor.is_floating_point()}
+    for name in (name for name in tensors if name.endswith("attn.qkv.bias")):
+        query, _, value = tensors[name].chunk(3)
+        tensors[name] = torch.cat([query, value])
+    return tensors
 
 
 def _ids(folder: Path) -> dict[int, list[int]]:

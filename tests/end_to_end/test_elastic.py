@@ -57,8 +57,9 @@ def check_equal(quiet: Path, beaten: Path) -> dict:
 
 @pytest.mark.proof
 def test_a_node_more_and_a_worker_less_change_nothing(environment, inputs, tmp_path):
-    quiet = quiet_run(inputs, tmp_path / "quiet", 30)
-    beaten, blows = beaten_run(inputs, tmp_path / "beaten", 30, {3: "add", 22: "worker"})
+    # A node needs seconds to join, and the run a few more to grow: some sixty steps.
+    quiet = quiet_run(inputs, tmp_path / "quiet", 150)
+    beaten, blows = beaten_run(inputs, tmp_path / "beaten", 150, {3: "add", 142: "worker"})
     found = check_equal(quiet, beaten)
     assert [blow.what for blow in blows] == ["add", "worker"]
     events = Attempts(beaten).read()
@@ -68,7 +69,7 @@ def test_a_node_more_and_a_worker_less_change_nothing(environment, inputs, tmp_p
     rows = read_consumed(beaten / "ledger").to_pylist()
     assert max(row["step"] for row in rows if row["attempt"] == 1) + 1 == resized, "a pause costs no step"
     assert found["replayed"] <= 12 * 10, "a killed worker costs what came after the newest checkpoint, no more"
-    assert restarted >= 20
+    assert restarted >= 130
 
 
 JOB = str(Path(__file__).parents[2] / "jobs" / "radio_distill.py")
