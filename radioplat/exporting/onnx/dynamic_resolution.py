@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,35 @@ def tried_sizes(height: int, width: int, step: int) -> list[tuple[int, int]]:
 def sides(step: int) -> dict[int, torch.export.Dim]:
     """Return the dynamic dimensions of ``[B, 3, H, W]`` other than the batch."""
     return {2: step * torch.export.Dim(ROWS, min=1), 3: step * torch.export.Dim(COLUMNS, min=1)}
+
+
+@contextlib.contextmanager
+def constant_same_padding(step: int, size: tuple[int, int]) -> Iterator[None]:
+    """Let layers of timm with TensorFlow's padding pad by a constant where it is the same for all image sizes.
+
+    timm computes this padding from the side of the map. While sides are symbols, each layer's formula contains those of
+    all layers before it, and an EfficientNet takes the tracer minutes.
+
+    Args:
+        step: sides of images are multiples of it.
+        size: height and width of the traced images.
+    """
+    module = importlib.import_module("timm.layers.padding")
+    original = module.get_same_padding
+
+    def constant_or_computed(side: Any, kernel_size: int, stride: int, dilation: int) -> Any:
+        """Return the padding of one axis; it is the same for all sides that are multiples of the stride."""
+        if isinstance(side, torch.SymInt):
+            pixels = {whole // side.node.hint for whole in size if whole % side.node.hint == 0}  # of one position
+            if any(step % (each * stride) == 0 for each in pixels):
+                return max((kernel_size - 1) * dilation + 1 - stride, 0)
+        return original(side, kernel_size, stride, dilation)
+
+    module.get_same_padding = constant_or_computed
+    try:
+        yield
+    finally:
+        module.get_same_padding = original
 
 
 def name_sides(file: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
-from radioplat.exporting.onnx.dynamic_resolution import FIELD, sides, traced_size
+from radioplat.exporting.onnx.dynamic_resolution import FIELD, constant_same_padding, sides, traced_size
 from radioplat.exporting.qdq.mark import settle_scales, translations
 from radioplat.models.features import Features
 from radioplat.models.quantized.fake_quantize import NumberFormat
@@ -126,7 +126,10 @@ def trace(
     dynamic_sides.update(sides(step) if step else {})
     dimensions = {INPUT: dynamic_sides} if dynamic_sides else None
     try:
-        with contextlib.nullcontext() if verbose else _quiet():
+        with (
+            contextlib.nullcontext() if verbose else _quiet(),
+            constant_same_padding(step, (height, width)) if step else contextlib.nullcontext(),
+        ):
             return torch.onnx.export(
                 module,
                 (example,),
