@@ -65,7 +65,7 @@ def constant_same_padding(step: int, size: tuple[int, int]) -> Iterator[None]:
         step: sides of images are multiples of it.
         size: height and width of the traced images.
     """
-    module = importlib.import_module("timm.layers.padding")
+    module: Any = importlib.import_module("timm.layers.padding")
     original = module.get_same_padding
 
     def constant_or_computed(side: Any, kernel_size: int, stride: int, dilation: int) -> Any:
