@@ -11,6 +11,7 @@ from typing import Any
 
 from radioplat.data.batch import Batch
 from radioplat.data.loading.closeable import END_TIMEOUT_S, CloseableIterator, end_thread
+from radioplat.data.storage.outage import is_waiting
 from radioplat.design.partitions import Partitions
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.root import Spec
@@ -19,6 +20,7 @@ from radioplat.training.feed.mosaic_client import ask_in_mosaic
 
 Fed = tuple[Batch, dict[str, Pending]]  # a micro-batch, and the pending answers of its teachers by name
 _END = object()
+_WAITING_S = 2.0  # longest wait for a thread that waits for storage
 
 
 class Feeder:
@@ -71,8 +73,13 @@ class Feeder:
         self._left_out = frozenset(teachers)
 
     def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
-        """End the thread and its stream; a thread that still runs after ``timeout_s`` seconds is left as a daemon."""
+        """End the thread and its stream; a thread that still runs after ``timeout_s`` seconds is left as a daemon.
+
+        A read that waits for storage cannot be woken, and may wait longer than a notice of preemption allows.
+        """
         self._stop.set()
+        if is_waiting():
+            timeout_s = min(timeout_s, _WAITING_S)
         end_thread(self._thread, self._wake, timeout_s)
 
     def _wake(self) -> None:
