@@ -16,12 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.design.student import build_on_meta
 from radioplat.models.backbones.names import resolve
-from radioplat.models.pretrained.initial_weights import known_architecture, student_paths
-from radioplat.models.pretrained.source import read_source
+from radioplat.models.pretrained.initial_weights import MODEL_PATH, student_paths
+from radioplat.models.pretrained.source import SourceCheckpoint, read_source
 from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
+from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.schema.distill import DistillConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
@@ -67,14 +68,13 @@ def decide(spec: Spec, student: StudentArchitecture, folder: Path) -> tuple[Spec
 
 def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
     paths = [(where, path) for where, path in student_paths(spec) if Path(path).exists()]
-    # A checkpoint of radioplat continues a training: its heads are trained, and pruning changed its statistics.
+    # A checkpoint of radioplat may be of a pruned student, whose BatchNorm has to follow.
     begins = any(not is_checkpoint(path) for _, path in paths)
     if spec.distill.use_mlp is None:
-        known = known_architecture(spec) if paths else None
-        hidden = {head.hidden for head in known.heads} if known is not None else set()
-        if hidden:
-            yield Decision("distill.use_mlp", any(hidden), "as the heads of the pretrained student")
-        elif begins and not _asks_mlp(spec.distill):
+        forms = _head_forms(spec, paths)
+        if forms:
+            yield Decision("distill.use_mlp", any(forms), "as the heads of the pretrained student")
+        elif paths and not _asks_mlp(spec.distill):
             yield Decision("distill.use_mlp", False, "linear heads can be fitted whole to a pretrained student")
         else:
             yield Decision("distill.use_mlp", True, "")
@@ -123,6 +123,24 @@ def _asks_mlp(distill: DistillConfig) -> bool:
     )
 
 
+def _head_forms(spec: Spec, paths: list[tuple[str, str]]) -> list[bool]:
+    """Return for each head that pretrained weights have for one of the teachers whether it has a hidden layer."""
+    names = set(teacher_names(spec.distill.teacher))
+    return [
+        any(".fc1." in tensor for tensor in tensors)
+        for where, path in paths
+        if where == MODEL_PATH  # heads of a file that is named for its backbone are not loaded
+        for name, kinds in _source(spec, where, path).heads.items()
+        if name in names
+        for kind, tensors in kinds.items()
+        if kind in ("summary", "spatial")
+    ]
+
+
+def _source(spec: Spec, where: str, path: str) -> SourceCheckpoint:
+    return read_source(path, where, shapes_only=True, num_heads=spec.model.backbone.kwargs.get("num_heads"))
+
+
 def _has_batchnorm(student: Student) -> bool:
     return any(isinstance(module, _BatchNorm) for module in student.backbone.modules())
 
@@ -131,7 +149,7 @@ def _normalisation_of(spec: Spec, paths: list[tuple[str, str]]) -> Normalisation
     """Return the normalisation that the weights were trained with: that of their file, else timm's of the model."""
     backbone = spec.model.backbone
     for where, path in paths:
-        source = read_source(path, where, shapes_only=True, num_heads=backbone.kwargs.get("num_heads"))
+        source = _source(spec, where, path)
         if source.normal is not None:
             return source.normal
         if backbone.type is None or source.is_radio:

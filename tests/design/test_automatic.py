@@ -9,9 +9,11 @@ from safetensors.torch import save_file
 
 from radioplat.design.automatic import decide
 from radioplat.design.models import design_models, student_architecture
+from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.schema.export import ExportFormat
 
 LITE = "tf_efficientnet_lite0"
 FIELDS = ("distill.use_mlp", "model.backbone.student_norm_mean", "model.backbone.freeze_norm",
@@ -93,6 +95,24 @@ def test_heads_of_a_trained_student_keep_their_form(tmp_path, hidden):
     values, told = decided(tmp_path, LITE, f"train.pretrained_model_path={tmp_path / 'trained'}")
     assert values == (hidden, HALF, False, 0.0)  # BatchNorm of a pruned student must be estimated again
     assert "distill.use_mlp" in told
+    # Of a teacher with another name, or for its backbone alone, its heads are not loaded: others are fitted.
+    for field in (
+        f"train.pretrained_model_path={tmp_path / 'trained'}",
+        f"model.backbone.pretrained_backbone_path={tmp_path / 'trained'}",
+    ):
+        other = [] if "backbone_path" in field else ["distill.teacher[0].name=other"]
+        assert decided(tmp_path, LITE, field, *other)[0] == (False, HALF, False, 0.0)
+
+
+def test_heads_of_a_radio_file_keep_their_form(radio_student, tmp_path):
+    """They are MLPs; a linear head for the same teacher would start anew."""
+    file = tmp_path / "radio.pth.tar"
+    export_weights(radio_student(), ExportFormat.radio, file, height=48, width=48)
+    for name, mlp in (("clip", True), ("other", False)):
+        fields = (f"train.pretrained_model_path={file}", f"distill.teacher[0].name={name}", "dataset.img_size=48")
+        values, told = decided(tmp_path, "radio", *fields)
+        assert values[0] is mlp and "distill.use_mlp" in told
+        assert values[1] == pytest.approx([0.4, 0.5, 0.6])
 
 
 def test_a_later_start_keeps_what_the_first_decided(files, tmp_path):
