@@ -14,8 +14,9 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_closing, binary_fill_holes, distance_transform_edt
 
-from benchmarks.teach_pictures import GARMENTS, Box, random_box, relit
+from benchmarks.teach_pictures import GARMENTS, LIGHT
 from radioplat.errors import DataError
+from radioplat.quickstart.photographs import Box, random_box, relight
 
 CLASSES = ("t_shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot")
 BACKGROUND = "background"  # label 0 of a mask; class k of Fashion-MNIST is label k + 1
@@ -111,8 +112,8 @@ def composite(
 
 
 def _ground(background: Image.Image, part: Box, rng: np.random.Generator) -> np.ndarray:
-    box = random_box(part, rng.uniform(*SIDES), 1.0, rng)
-    piece = relit(background.crop(box), rng)
+    box = random_box(part, SIDES, None, rng)
+    piece = relight(background.crop(box), rng, *LIGHT)
     return np.array(piece.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
 
 

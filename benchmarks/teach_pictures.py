@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from radioplat.errors import DataError
+from radioplat.quickstart.photographs import Box, random_box, relight
 
 WALLPAPERS = ("gnome-backgrounds", "mate-backgrounds", "plasma-workspace-wallpapers")
 GARMENTS = "dataset-fashion-mnist"
@@ -37,14 +38,8 @@ SAME = 0.95  # correlation of two thumbnails that show the same picture
 SHORT_SIDES = (112, 232)  # range of the short side of a crop, pixels
 SHAPES = (0.7, 1.4)  # range of width / height of a training crop; those held out are square
 LEAST_OF_CROP, TRIES = 4.0, 12  # a crop with less detail is drawn again, so often; then the best of them is taken
-# Relighting as in radioplat/quickstart/photographs.py, with less exposure: skies and paper stay below white.
-HUE_TURN = 2 * np.pi / 18
-SATURATION, CONTRAST, EXPOSURE = (0.6, 1.3), (0.75, 1.25), (0.7, 1.2)
-GREY_SHARE = 0.1
-_RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+LIGHT = (0.75, 1.25), (0.7, 1.2)  # contrasts and exposures: less than the quickstart's, so that paper stays below white
 _VARIANT = re.compile(r"([-_]?\d{3,5}x\d{3,5}|-[dl])$")  # size, or dark and light, at the end of a file's name
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 @dataclass(frozen=True)
@@ -267,8 +262,8 @@ def crop(image: Image.Image, part: Box, rng: np.random.Generator, square: bool) 
     """Return a crop of ``part`` with random position, size, colours and orientation, at its own size."""
     best, most = None, -1.0
     for _ in range(TRIES):
-        shape = 1.0 if square else float(np.exp(rng.uniform(*np.log(SHAPES))))
-        found = relit(image.crop(random_box(part, rng.uniform(*SHORT_SIDES), shape, rng)), rng)
+        box = random_box(part, SHORT_SIDES, None if square else SHAPES, rng)
+        found = relight(image.crop(box), rng, *LIGHT)
         shown = detail(found)
         if best is None or shown > most:
             best, most = found, shown
@@ -276,27 +271,3 @@ def crop(image: Image.Image, part: Box, rng: np.random.Generator, square: bool) 
             break
     assert best is not None
     return best
-
-
-def random_box(part: Box, short: float, shape: float, rng: np.random.Generator) -> Box:
-    """A box within ``part`` with this short side and this width / height; smaller where it would not fit."""
-    left, top, right, bottom = part
-    width, height = (short * shape, short) if shape > 1 else (short, short / shape)
-    shrink = min(1.0, (right - left) / width, (bottom - top) / height)
-    width, height = int(width * shrink), int(height * shrink)
-    x, y = int(rng.integers(left, right - width + 1)), int(rng.integers(top, bottom - height + 1))
-    return x, y, x + width, y + height
-
-
-def relit(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Mirror the image at random and change hue, saturation, contrast and exposure, so that no label is a colour."""
-    if rng.random() < 0.5:
-        image = ImageOps.mirror(image)
-    turn = rng.uniform(-HUE_TURN, HUE_TURN)
-    saturation = 0.0 if rng.random() < GREY_SHARE else rng.uniform(*SATURATION)
-    contrast, exposure = rng.uniform(*CONTRAST), rng.uniform(*EXPOSURE)
-    chroma = saturation * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
-    in_yiq = np.block([[np.ones((1, 1)), np.zeros((1, 2))], [np.zeros((2, 1)), chroma]])
-    linear = exposure * contrast * (np.linalg.inv(_RGB_TO_YIQ) @ in_yiq @ _RGB_TO_YIQ)
-    offset = np.full((3, 1), exposure * (1 - contrast) * 128)  # contrast is relative to middle grey
-    return image.convert("RGB", tuple(np.hstack([linear, offset]).ravel().tolist()))

@@ -9,7 +9,6 @@ from radioplat.design.student import build_on_meta
 from radioplat.models.pretrained.initial_weights import matches
 from radioplat.models.student.fold_target_norm import last_linear
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.spec.schema.distill import HeadFitConfig
 from radioplat.spec.schema.root import Spec
 
 Key = tuple[str, str]  # (teacher's name, summary or spatial)
@@ -58,19 +57,19 @@ def heads_to_fit(spec: Spec, models: Models) -> tuple[Key, ...]:
 
 
 def fit_steps(spec: Spec, models: Models, heads: Iterable[Key], total_steps: int) -> int:
-    """Return the number of steps whose images the heads are fitted to."""
+    """Return the number of steps whose images the heads are fitted to.
+
+    Their images are as many as ``distill.head_fit.images``; if that is unset, as many as the widest head needs, but at
+    most a tenth of those of the run.
+    """
     student = build_on_meta(models.architecture)
-    rows = []
+    enough = 0.0
     for name, kind in heads:
-        rows_, columns = models.grids[name]
-        each = min(POSITIONS, rows_ * columns) if kind == "spatial" else 1
-        rows.append(ROWS_PER_WIDTH * last_linear(getattr(student.heads[name], kind)).in_features / each)
-    if not rows:
+        rows, columns = models.grids[name]
+        of_an_image = min(POSITIONS, rows * columns) if kind == "spatial" else 1
+        width = last_linear(getattr(student.heads[name], kind)).in_features
+        enough = max(enough, ROWS_PER_WIDTH * width / of_an_image)
+    if not enough:
         return 0
-    images = images_wanted(spec.distill.head_fit, max(rows), total_steps * spec.global_batch_size)
+    images = spec.distill.head_fit.images or min(enough, _SHARE * total_steps * spec.global_batch_size)
     return min(total_steps, max(1, round(images / spec.global_batch_size)))
-
-
-def images_wanted(config: HeadFitConfig, enough: float, run_images: int) -> float:
-    """Return the number of images: as configured, else ``enough`` but at most a tenth of those of the run."""
-    return float(config.images) if config.images is not None else min(enough, _SHARE * run_images)

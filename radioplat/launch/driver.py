@@ -112,6 +112,7 @@ def _run_alone(
             if start == 0 and (automatic := prepared.facts.get(AUTOMATIC)):
                 say(f"decided for this run: {automatic}")
                 status.write(f"decided for this run: {automatic}")
+            # With what was decided for unset fields; of a run without teachers the user's spec, teaching included.
             folder.write_experiment(to_yaml(run.spec if run.teachers else spec))
             if start < run.total_steps:
                 with (

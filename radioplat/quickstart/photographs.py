@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from radioplat.errors import DataError
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+Range = tuple[float, float]
 
 # Pixels between the two parts of a photograph: more than a JPEG block, so that the parts are independent.
 GAP = 16
@@ -115,8 +116,8 @@ def crops(photograph: Photograph, held_out: bool, count: int, seed: int) -> Iter
     images = photograph.open()
     for number in range(count):
         image = images[number % len(images)]
-        box = _random_box(photograph.parts(image)[int(held_out)], rng)
-        yield _relight(image.crop(box), rng)
+        box = random_box(photograph.parts(image)[int(held_out)], SHORT_SIDES, SHAPES, rng)
+        yield relight(image.crop(box), rng)
 
 
 def misfits(photograph: Photograph, count: int, seed: int) -> Iterator[Image.Image]:
@@ -138,10 +139,16 @@ def misfits(photograph: Photograph, count: int, seed: int) -> Iterator[Image.Ima
             yield part.crop((0, top, part.width, top + height))
 
 
-def _random_box(part: Box, rng: np.random.Generator) -> Box:
+def random_box(part: Box, short_sides: Range, shapes: Range | None, rng: np.random.Generator) -> Box:
+    """Return a random box within ``part``; smaller where it would not fit.
+
+    Args:
+        short_sides: range of its short side, pixels.
+        shapes: range of width / height; None for a square.
+    """
     left, top, right, bottom = part
-    shape = float(np.exp(rng.uniform(*np.log(SHAPES))))
-    short = rng.uniform(*SHORT_SIDES)
+    shape = 1.0 if shapes is None else float(np.exp(rng.uniform(*np.log(shapes))))
+    short = rng.uniform(*short_sides)
     width, height = (short * shape, short) if shape > 1 else (short, short / shape)
     shrink = min(1.0, (right - left) / width, (bottom - top) / height)
     width, height = int(width * shrink), int(height * shrink)
@@ -149,13 +156,15 @@ def _random_box(part: Box, rng: np.random.Generator) -> Box:
     return x, y, x + width, y + height
 
 
-def _relight(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+def relight(
+    image: Image.Image, rng: np.random.Generator, contrasts: Range = CONTRAST, exposures: Range = EXPOSURE
+) -> Image.Image:
     """Mirror the image at random, and apply all colour changes as one affine map of RGB (one pass over the pixels)."""
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     turn = rng.uniform(-HUE_TURN, HUE_TURN)
     saturation = 0.0 if rng.random() < GREY_SHARE else rng.uniform(*SATURATION)
-    contrast, exposure = rng.uniform(*CONTRAST), rng.uniform(*EXPOSURE)
+    contrast, exposure = rng.uniform(*contrasts), rng.uniform(*exposures)
     chroma = saturation * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     in_yiq = np.block([[np.ones((1, 1)), np.zeros((1, 2))], [np.zeros((2, 1)), chroma]])
     linear = exposure * contrast * (np.linalg.inv(_RGB_TO_YIQ) @ in_yiq @ _RGB_TO_YIQ)

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from timm.models.vision_transformer import VisionTransformer
 
-from radioplat.quickstart.photographs import GAP, PHOTOGRAPHS, Photograph, _random_box, crops, misfits
+from radioplat.quickstart.photographs import (
+    GAP,
+    PHOTOGRAPHS,
+    SHAPES,
+    SHORT_SIDES,
+    Photograph,
+    crops,
+    misfits,
+    random_box,
+)
 from radioplat.quickstart.weights import teacher_weights
 
 
@@ -20,7 +29,7 @@ def test_training_and_held_out_crops_share_no_pixel(width, height, split, seed):
     assert held_out[end] - train[start] >= GAP - 1
     rng = np.random.default_rng(seed)
     for part in (train, held_out):
-        left, top, right, bottom = _random_box(part, rng)
+        left, top, right, bottom = random_box(part, SHORT_SIDES, SHAPES, rng)
         assert part[0] <= left < right <= part[2]
         assert part[1] <= top < bottom <= part[3]
 

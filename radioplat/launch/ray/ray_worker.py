@@ -67,6 +67,7 @@ def _await_pools(pools: dict[str, RemoteTeacher]) -> None:
     """Wait until the teacher pools are ready; an error of one is raised on every rank."""
 
     def wait() -> None:
+        """Wait for each pool in turn."""
         for pool in pools.values():
             await_pool(pool)
 

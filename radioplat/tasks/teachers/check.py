@@ -12,6 +12,7 @@ import torch
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.normalisation import IMAGENET
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.teachers.check_result import CheckResult, TeacherFindings
@@ -19,7 +20,7 @@ from radioplat.teachers.base.teacher import FrozenTeacher, describe, spec_mismat
 
 IMAGES, SHOWN, BATCH = 200, 4, 8
 NORMS = {
-    "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "ImageNet": IMAGENET,
     "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     "CLIP": ((0.481, 0.458, 0.408), (0.269, 0.261, 0.276)),
     "[0, 1]": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),

@@ -45,7 +45,7 @@ class FirstPass:
         before = norm.fit is TargetNormFit.before
         measures = bool(normed(run.teachers)) and start == 0 and (before or fits > 0)
         self._shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures and before else None
-        norms = (min(norm.fit_batches, run.total_steps) if before else fits) if measures and not self._shared else 0
+        norms = (min(norm.fit_batches, run.total_steps) if before else fits) if measures and self._shared is None else 0
         each = run.micro_batch_schedule(world_size).per_rank
         self._norms, self._fits = norms * each, fits * each
         self._count = max(self._norms, self._fits)

@@ -156,6 +156,7 @@ def _last_inputs(head: TeacherHead, features: Features) -> dict[str, torch.Tenso
             if (layers := getattr(head, kind)) is not None:
 
                 def keep(module: nn.Module, arguments: tuple[torch.Tensor, ...], kind: str = kind) -> None:
+                    """Remember what the layer reads."""
                     inputs[kind] = arguments[0]
 
                 stack.callback(last_linear(layers).register_forward_pre_hook(keep).remove)

@@ -6,7 +6,7 @@ The formulas are in ``radioplat.losses.target_transforms.phi_s`` and ``whitening
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -24,8 +24,6 @@ from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
 from radioplat.objectives.overlap import shown_positions
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import TargetNormType
-from radioplat.teachers.serving.client import Pending
-from radioplat.teachers.serving.transport import unpack
 
 Key = tuple[str, str]  # (teacher's name, summary or spatial)
 
@@ -53,14 +51,8 @@ def empty_moments(
     }
 
 
-def fit_target_norm(
-    student: Student,
-    teachers: list[ResolvedTeacher],
-    fed: Iterable[tuple[Batch, dict[str, Pending]]],
-    device: torch.device,
-    full: bool = False,
-) -> dict[Key, Moments]:
-    """Measure every teacher's summary and map over the ``fed`` batches of all ranks, and set the transforms.
+class TargetSums:
+    """Measure every teacher's summary and map over micro-batches of all ranks, then set the transforms.
 
     Sums are float64 and added over the ranks, so any split of the same batches gives the same result. A teacher is
     measured on the views it got, at the grid that the losses compare; a map only where every pixel shows the image.
@@ -68,21 +60,7 @@ def fit_target_norm(
     Args:
         device: device on which sums are computed and stored.
         full: measure covariances even if variances suffice.
-
-    Returns:
-        The moments over all ranks, on the CPU.
-
-    Raises:
-        TrainingError: a teacher's features of a sample with weight are not finite.
     """
-    sums = TargetSums(student, teachers, device, full)
-    for batch, answers in fed:
-        sums.add(batch, {name: unpack(answer()) for name, answer in answers.items()})
-    return sums.finish()
-
-
-class TargetSums:
-    """Sums over micro-batches for :func:`fit_target_norm`; see there."""
 
     def __init__(
         self, student: Student, teachers: list[ResolvedTeacher], device: torch.device, full: bool = False
@@ -100,7 +78,11 @@ class TargetSums:
                 moments.add(values, counting(kind, values, weight, batch.views.get(self._views[name])))
 
     def finish(self) -> dict[Key, Moments]:
-        """Set the transforms, and return the moments over all ranks on the CPU; every rank must call it."""
+        """Set the transforms, and return the moments over all ranks on the CPU; every rank must call it.
+
+        Raises:
+            TrainingError: a teacher's features of a sample with weight are not finite.
+        """
         moments = {key: moments.reduced(collectives.total) for key, moments in self._sums.items()}
         set_transforms(self._student, self._teachers, moments)
         return moments

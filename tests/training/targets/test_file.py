@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from target_norm import fit_target_norm
 
 from radioplat.data.batch import Batch
 from radioplat.errors import SpecError
@@ -18,7 +19,7 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormType
 from radioplat.teachers.serving.transport import pack
 from radioplat.training.targets.file import problems, share_moments, shared_moments
-from radioplat.training.targets.transforms import fit_target_norm, set_transforms
+from radioplat.training.targets.transforms import set_transforms
 
 WIDTHS = {("t", "summary"): 5, ("t", "spatial"): 7}
 

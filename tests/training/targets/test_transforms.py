@@ -12,6 +12,7 @@ import torch.distributed as dist
 from forked import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from target_norm import fit_target_norm
 
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
@@ -23,7 +24,6 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import TargetNormType
 from radioplat.teachers.serving.transport import pack
-from radioplat.training.targets.transforms import fit_target_norm
 
 
 def teachers(kind: str = "standardize", **more):
