@@ -15,24 +15,16 @@ from radioplat.data.images.decode import MAX_PIXELS, BadSample, Decoded, decode_
 from radioplat.data.images.uniform_color import refuse_uniform_color
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.fetch import Fetcher, Place
+from radioplat.data.order.order import Refs
 from radioplat.data.views.render import ViewSpec
 from radioplat.data.views.view_plan import Equivariance, Recipe
 from radioplat.spec.schema.dataset import AugmentationConfig, DatasetConfig
 
 
-class Span(Protocol):
-    """A range of the order: int64 ``position`` and ``sample_id``, each ``[stop - start]``."""
-
-    @property
-    def position(self) -> np.ndarray: ...
-    @property
-    def sample_id(self) -> np.ndarray: ...
-
-
 class Order(Protocol):
     """A sequence of sample ids."""
 
-    def slice(self, start: int, stop: int) -> Span:
+    def slice(self, start: int, stop: int) -> Refs:
         """Return positions ``start`` to ``stop`` (exclusive)."""
         ...
 
@@ -97,17 +89,21 @@ class MicroBatchReader:
         if self.order is None:
             raise ValueError("this reader has no order; use read_rows")
         span = self.order.slice(micro_batch * self.batch_size, (micro_batch + 1) * self.batch_size)
-        return self._batch(micro_batch, span.sample_id, span.position, self.recipe, fast=True)
+        keys = self.recipe.keys(span)
+        return self._batch(micro_batch, span.sample_id, span.position, keys, self.recipe, fast=True)
 
     def read_rows(self, rows: Sequence[int] | np.ndarray) -> Batch:
         """Return rows of the index as evaluation views; every position is -1."""
         ids = np.asarray(rows, np.int64)
-        return self._batch(0, ids, np.full(len(ids), -1, np.int64), self._still, fast=False)
+        nowhere = np.full(len(ids), -1, np.int64)
+        return self._batch(0, ids, nowhere, nowhere, self._still, fast=False)
 
-    def _batch(self, micro_batch: int, ids: np.ndarray, positions: np.ndarray, recipe: Recipe, fast: bool) -> Batch:
+    def _batch(
+        self, micro_batch: int, ids: np.ndarray, positions: np.ndarray, keys: np.ndarray, recipe: Recipe, fast: bool
+    ) -> Batch:
         """``fast``: decode with faster, less exact arithmetic, for training."""
         sizes = self.index.width[ids], self.index.height[ids]
-        plan = recipe.plan(micro_batch, *sizes, positions)
+        plan = recipe.plan(micro_batch, *sizes, keys)
         weight = np.ones(len(ids), np.float32)
         faults: dict[int, str] = {}
         for i, (row, place) in enumerate(zip(ids.tolist(), self._fetch.places(ids), strict=True)):

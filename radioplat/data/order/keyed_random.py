@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-MOST = 64  # maximum number of draws per position and purpose
+MOST = 64  # maximum number of draws per key and purpose
 
 
 def uniforms(seed: int, purpose: str, position: np.ndarray, count: int) -> np.ndarray:
@@ -21,7 +21,7 @@ def uniforms(seed: int, purpose: str, position: np.ndarray, count: int) -> np.nd
         count: at most :data:`MOST`.
     """
     if count > MOST:
-        raise ValueError(f"at most {MOST} draws a position, not {count}")
+        raise ValueError(f"at most {MOST} draws a key, not {count}")
     out = np.empty((len(position), count))
     breaks = np.flatnonzero(np.diff(position) != 1) + 1
     for first, last in zip([0, *breaks], [*breaks, len(position)], strict=True):

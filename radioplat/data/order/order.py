@@ -34,11 +34,19 @@ class OrderSource(Protocol):
 
 @dataclass(frozen=True)
 class Refs:
-    """A range of the order: int64 ``position``, int32 ``source`` and int64 ``sample_id``, all ``[stop - start]``."""
+    """A range of the order, all ``[stop - start]``.
+
+    Attributes:
+        position: int64.
+        source: int32, its number.
+        sample_id: int64, row of the index.
+        pass_number: int64, how many passes over its source came before.
+    """
 
     position: np.ndarray
     source: np.ndarray
     sample_id: np.ndarray
+    pass_number: np.ndarray
 
 
 class SampleOrder:
@@ -74,12 +82,14 @@ class SampleOrder:
         source = self.mixture.pattern[place]
         draw = cycle * np.asarray(self.mixture.shares, np.int64)[source] + self.mixture.rank[place]
         sample_id = np.empty(len(position), np.int64)
+        pass_number = np.empty(len(position), np.int64)
         for i, passes in enumerate(self._passes):
             mine = source == i
             if mine.any():
                 draws = draw[mine]  # consecutive, as positions are
                 sample_id[mine] = passes.draws(int(draws[0]), int(draws[-1]) + 1)
-        return Refs(position, source, sample_id)
+                pass_number[mine] = draws // passes.length
+        return Refs(position, source, sample_id, pass_number)
 
 
 class _Passes:

@@ -11,6 +11,7 @@ from radioplat.data.batch import View
 from radioplat.data.detection.box_table import padded
 from radioplat.data.detection.boxes import Boxes
 from radioplat.data.images.decode import Decoded
+from radioplat.data.order.order import Refs
 from radioplat.data.views.boxes import view_boxes
 from radioplat.data.views.crops import plan_crops
 from radioplat.data.views.equivariance import drawn_size, shift_windows, warp_windows
@@ -33,7 +34,7 @@ class Equivariance(Enum):
 
 
 class Recipe:
-    """Plans micro-batches; a plan depends only on these arguments, the micro-batch and the positions.
+    """Plans micro-batches; a plan depends only on these arguments, the micro-batch and the keys.
 
     Args:
         views: every view to cut from each image.
@@ -54,15 +55,25 @@ class Recipe:
         self.whole = whole
         self.views, self.augmentation, self.seed, self.equivariance = list(views), augmentation, seed, equivariance
 
-    def plan(self, micro_batch: int, width: np.ndarray, height: np.ndarray, position: np.ndarray) -> Plan:
+    def keys(self, samples: Refs) -> np.ndarray:
+        """Return int64 ``[N]``, which determines what is drawn for each sample: its position in the order.
+
+        With ``views_per_image``, the image and the number of its view, which repeats after so many passes.
+        """
+        repeated = self.augmentation.views_per_image if self.augmentation else None
+        if repeated is None:
+            return samples.position
+        return samples.sample_id * repeated + samples.pass_number % repeated
+
+    def plan(self, micro_batch: int, width: np.ndarray, height: np.ndarray, keys: np.ndarray) -> Plan:
         """Plan one micro-batch, without the views that are left out in it.
 
         Args:
             width, height: int ``[N]``, of the sources.
-            position: int64 ``[N]``.
+            keys: from :meth:`keys`.
         """
         drawn = self.augmentation is not None
-        crops = plan_crops(width, height, self.augmentation, self.seed, position, self.whole)
+        crops = plan_crops(width, height, self.augmentation, self.seed, keys, self.whole)
         whole = np.stack([crop.matrix() for crop in crops]) if crops else np.empty((0, 3, 3))
         sizes = [drawn_size(view, self.seed, micro_batch) if drawn else view.size for view in self.views]
         shown = [(view, size) for view, size in zip(self.views, sizes, strict=True) if size]
@@ -70,11 +81,11 @@ class Recipe:
         for view, size in shown:
             window = None
             if drawn and self.equivariance is Equivariance.full:
-                window = warp_windows(view, self.seed, position)
+                window = warp_windows(view, self.seed, keys)
             elif drawn and (view.shifted or self.equivariance is Equivariance.shift):
-                window = shift_windows(view, size, self.seed, position)
+                window = shift_windows(view, size, self.seed, keys)
             matrices.append(view_matrix(whole, size, window))
-        light = plan_photometry(self.augmentation, self.seed, position)
+        light = plan_photometry(self.augmentation, self.seed, keys)
         return Plan([view.name for view, _ in shown], [size for _, size in shown], matrices, light)
 
 

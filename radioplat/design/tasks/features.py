@@ -132,7 +132,7 @@ def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
 def _with_feature_cache(run: Run) -> Spec:
     """Return the run's spec with a feature cache, since teachers' features of held-out images never change."""
     cache = run.spec.feature_cache
-    if cache.dir is None:
+    if cache.folder is None:
         cache = FeatureCacheConfig(dir=str(run.folder / "validation_features"))
     return dataclasses.replace(run.spec, feature_cache=cache)
 

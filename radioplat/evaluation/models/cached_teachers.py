@@ -33,11 +33,12 @@ def teacher_encoders(spec: Spec, teachers: list[ResolvedTeacher], device: str) -
     """
     encoders = {t.name: teacher_encoder(FrozenTeacher(t, device)) for t in teachers}
     config = spec.feature_cache
-    cached = [t for t in teachers if t.service.cache] if config.dir else []
-    if not config.dir or not cached:
+    folder = config.folder
+    cached = [t for t in teachers if t.service.cache] if folder else []
+    if not folder or not cached:
         yield encoders
         return
-    store = FeatureStore(config.dir, config.max_bytes)
+    store = FeatureStore(folder, config.max_bytes)
     try:
         keys = {t.name: evaluation_key(t, device) for t in cached}
         yield encoders | {name: remembering(encoders[name], key, store) for name, key in keys.items()}

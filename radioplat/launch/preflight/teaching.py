@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from radioplat.data.views.equivariance import SLACK, room
@@ -137,7 +136,7 @@ def unusual_inputs(preflight: Preflight) -> None:
 
 
 def devices(preflight: Preflight) -> None:
-    """Record the devices for training and decoding as facts, and the capacity of the feature cache in samples."""
+    """Record the devices for training and decoding as facts."""
     spec, resources = preflight.spec, preflight.resources
     if preflight.models is None or resources is None:
         return
@@ -146,21 +145,4 @@ def devices(preflight: Preflight) -> None:
         count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         fact = f"no GPU here: {count} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
         preflight.facts["device"] = fact
-    cache = spec.feature_cache
-    if cache.dir and (numbers := sum(_cached_numbers(preflight.models))):
-        capacity = cache.max_bytes // (2 * numbers)
-        preflight.facts["feature cache"] = f"{cache.dir}: {2 * numbers:,} bytes a sample, room for {capacity:,} samples"
     preflight.facts["decode"] = f"{spec.dataset.workers * most} decode task(s) on {resources.cpus:g} CPUs"
-
-
-def _cached_numbers(models: Models) -> list[int]:
-    """Return how many bf16 numbers a sample has in the cache, by teacher."""
-    numbers = []
-    for teacher in models.teachers:
-        if teacher.inside or not teacher.service.cache or teacher.mosaic > 1:
-            continue
-        info, (rows, columns) = models.infos[teacher.name], models.grids[teacher.name]
-        sizes = {"summary": info.summary_dim, "spatial": rows * columns * info.spatial_dim, "logits": info.logits_dim}
-        sizes |= {key: math.prod(shape) for key, shape in info.named.items()}
-        numbers.append(sum(sizes[kind] for kind in teacher.wanted))
-    return numbers

@@ -83,7 +83,7 @@ class TeacherServiceConfig:
     start_timeout_s: float = number(600.0, above=0, at_most=SECONDS)
     # how long students wait for a replica whose node was lost
     recovery_timeout_s: float = number(1800.0, above=0, at_most=SECONDS)
-    cache: bool = True  # use feature_cache for this teacher, if feature_cache.dir is set
+    cache: bool = True  # use feature_cache for this teacher, if the run has one
     pool: str | None = None  # name of a pool that outlives the run and is shared with others; see `radioplat teachers`
 
     @property
@@ -97,8 +97,16 @@ class TeacherServiceConfig:
 
 @dataclass
 class FeatureCacheConfig:
-    """(+) Spec section ``feature_cache``: store teachers' features for later epochs and trials; off without ``dir``."""
+    """(+) Spec section ``feature_cache``: store teachers' features for later epochs and trials."""
 
-    dir: str | None = None  # a local folder, a folder shared by the nodes, or s3://..., gs://...
+    # unset: a run that shows the same views again uses one, and so does a spec that names dir
+    enabled: bool | None = None
+    # a local folder, a folder shared by the nodes, or s3://..., gs://...; unset: in the run's results folder
+    dir: str | None = None
     # limit on the size of all files in it, of all runs
-    max_bytes: int = number(100_000_000_000, at_least=1, hint="To keep nothing, leave feature_cache.dir empty.")
+    max_bytes: int = number(100_000_000_000, at_least=1, hint="To keep nothing, set feature_cache.enabled=false.")
+
+    @property
+    def folder(self) -> str | None:
+        """``dir``; None if the cache is disabled."""
+        return None if self.enabled is False else self.dir

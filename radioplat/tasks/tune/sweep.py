@@ -145,6 +145,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
         section.results_dir = None
     spec.dataset.index_dir = plan.spec.dataset.index_dir or str(plan.home / "index")
     spec.distill.then = []
+    spec.feature_cache.enabled = spec.feature_cache.folder is not None  # none of its own for each trial
     if spec.train.checkpoint_dir:
         spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir.rstrip('/')}/tune/{record.name}"
     spec.wandb.group, spec.wandb.name = plan.name, record.name

@@ -113,7 +113,7 @@ def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
 def _sweep(plan: Plan, gpus: bool, spent: float, say: Callable[[str], None]) -> tuple[str, float]:
     """Run all trials in rounds; with a feature cache, the first trial runs alone and fills it."""
     population = plan.space.scheduler.type is SchedulerType.pbt
-    alone = plan.space.first_alone and plan.common.feature_cache.dir is not None and not population
+    alone = plan.space.first_alone and plan.common.feature_cache.folder is not None and not population
     begin = time.monotonic()
     while True:
         known = read_trials(plan.home)

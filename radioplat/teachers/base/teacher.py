@@ -13,7 +13,7 @@ from radioplat.errors import SpecError
 from radioplat.models.capture import captured, require_modules
 from radioplat.models.features import Features
 from radioplat.models.modifiers.fold_batchnorm import fold_batch_norm
-from radioplat.models.on_meta import on_meta
+from radioplat.models.on_meta import on_meta, without_random_values
 from radioplat.models.probe import probe
 from radioplat.spec.resolved.normalisation import normalisation_problems
 from radioplat.spec.resolved.number_formats import DATA_TYPES
@@ -140,7 +140,8 @@ class FrozenTeacher(nn.Module):
         teacher, *others = teacher.members
         self.others = nn.ModuleList(FrozenTeacher(other, device) for other in others)
         weights_of(teacher)  # raises if there are none
-        model = adapter_class(teacher).build(teacher)
+        with without_random_values():
+            model = adapter_class(teacher).build(teacher)
         model.load(teacher)
         # Folding removes a BatchNorm from the graph and changes the output of the module before it.
         self.modules_wanted = teacher.modules

@@ -1,7 +1,8 @@
-"""A teacher with a feature cache: only samples whose features are not cached are computed."""
+"""A teacher with a feature cache: micro-batches whose features are all cached are not computed."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,8 +50,9 @@ class _Seen:
 class CachedTeacher:
     """A teacher's client that looks features up in a :class:`FeatureStore` before it requests them.
 
-    Only the samples of a micro-batch that are not cached are sent to the teacher. A cached result equals, bit for bit,
-    an earlier computation; the number of images in a request may change the last bits of a new computation.
+    A micro-batch that lacks any sample is requested whole. Of fewer images at once, the last bits of a teacher's
+    features can differ, and a run that was interrupted would not continue exactly. So the features are the same, bit for
+    bit, with and without the cache.
 
     Args:
         key: from :func:`radioplat.teachers.cache.key.teacher_key`.
@@ -76,31 +78,27 @@ class CachedTeacher:
         return _Seen(pixels, batch, self._places)
 
     def submit(self, shared: _Seen, micro_batch: int) -> Pending:
-        """Look up every sample, and request the missing ones; the result's ``cached`` counts hits and misses."""
+        """Look up every sample, and request all if any is missing; the result's ``cached`` counts hits and misses."""
         keys = {row: feature_key(self._key, digest) for row, digest in shared.digests.items()}
-        looked_up = zip(keys, self._store.get(list(keys.values())), strict=True)
-        hits = {row: features for row, features in looked_up if features is not None}
-        total = len(shared.pixels)
+        found = dict(zip(keys, self._store.get(list(keys.values())), strict=True))
+        hits = {row: features for row, features in found.items() if features is not None}
         if hits and len(hits) == len(keys):
-            packed = _merge(total, hits, None, [], (len(hits), 0))
+            packed = _join(len(shared.pixels), hits)
             return lambda: packed
-        misses = [row for row in range(total) if row not in hits]
-        pending = self._ask(shared, misses, micro_batch)
+        pending = self._ask(shared, micro_batch)
 
         def answer() -> Packed:
             fresh = to_host(pending())
             rows = rows_of(fresh)
-            for place, row in enumerate(misses):
-                if row in keys and all(is_finite(array[place]) for array in rows.values()):
+            for row in sorted(keys.keys() - hits.keys()):
+                if all(is_finite(array[row]) for array in rows.values()):
                     # A copy: a slice would keep the complete result in memory, or in Ray's object store.
-                    self._store.put(keys[row], {name: array[place].copy() for name, array in rows.items()})
-            return _merge(total, hits, fresh, misses, (len(hits), len(keys) - len(hits)))
+                    self._store.put(keys[row], {name: array[row].copy() for name, array in rows.items()})
+            return dataclasses.replace(fresh, cached=(0, len(keys)))
 
         return functools.cache(answer)  # a batch used for statistics is fetched twice
 
-    def _ask(self, shared: _Seen, rows: list[int], micro_batch: int) -> Pending:
-        if len(rows) < len(shared.pixels):
-            return self._client.submit(self._client.share(shared.pixels[rows]), micro_batch)
+    def _ask(self, shared: _Seen, micro_batch: int) -> Pending:
         kind = type(self._client)
         if kind not in shared.sent:
             shared.sent[kind] = self._client.share(shared.pixels)
@@ -114,23 +112,15 @@ def rows_of(packed: Packed) -> Row:
     return {name: array for name, array in parts.items() if array is not None}
 
 
-def _merge(
-    total: int, hits: dict[int, Row], fresh: Packed | None, misses: list[int], cached: tuple[int, int]
-) -> Packed:
-    """Join cached and fresh features in the order of the micro-batch; zeros for a sample without weight."""
-    seconds = fresh.seconds if fresh else 0.0
-    if fresh and not hits:
-        return Packed(fresh.summary, fresh.spatial, fresh.named, seconds, cached)
-    new = rows_of(fresh) if fresh else {}
+def _join(total: int, hits: dict[int, Row]) -> Packed:
+    """Return the cached features of a micro-batch; zeros for a sample without weight."""
     whole = {}
     for name, first in next(iter(hits.values())).items():
         whole[name] = np.zeros((total, *first.shape), np.uint16)
         for row, features in hits.items():
             whole[name][row] = features[name]
-        if new:
-            whole[name][misses] = new[name]
     named = {name.removeprefix("named."): array for name, array in whole.items() if name.startswith("named.")}
-    return Packed(whole.get("summary"), whole.get("spatial"), named, seconds, cached)
+    return Packed(whole.get("summary"), whole.get("spatial"), named, 0.0, (len(hits), 0))
 
 
 def is_finite(bits: np.ndarray) -> bool:

@@ -39,7 +39,8 @@ class Reversed:
 
     def slice(self, start, stop):
         position = np.arange(start, stop, dtype=np.int64)
-        return SimpleNamespace(position=position, sample_id=self.count - 1 - position % self.count)
+        passes, place = np.divmod(position, self.count)
+        return SimpleNamespace(position=position, sample_id=self.count - 1 - place, pass_number=passes)
 
 
 @pytest.fixture
@@ -174,3 +175,25 @@ def test_the_pool_is_bounded_and_closes(tmp_path):
     assert len(pool) == 3 and len(os.listdir("/proc/self/fd")) == before + 3
     del pool
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_views_repeat_after_so_many_passes(index, views):
+    """In whatever micro-batch an image is, and in another place of it."""
+    everything = RandomColor(enable=True), RandomErase(enable=True, erase_probability=1.0)
+    augmentation = AugmentationConfig(random_color=everything[0], random_erase=everything[1], views_per_image=views)
+    count = len(index)
+    shown = {
+        size: [
+            batch.views["48"].pixels[i]
+            for number in range(3 * count // size)
+            for batch in [reader(index, augmentation=augmentation, batch_size=size).read(number)]
+            for i in range(size)
+        ]
+        for size in (1, count, 3 * count)
+    }
+    assert all(np.array_equal(shown[1], other) for other in shown.values())
+    passes = np.array(shown[1]).reshape(3, count, *shown[1][0].shape)
+    assert np.array_equal(passes[views], passes[0])
+    assert views == 1 or all((one != two).any() for one, two in zip(passes[0], passes[1], strict=True) if one.any())
+    assert any((one != two).any() for one, two in zip(passes[0][1:], passes[0][:-1], strict=True))

@@ -62,8 +62,8 @@ def test_an_unweighted_pass_is_a_permutation(shards, seed, window):
     order = SampleOrder([source(0, shards)], [1.0], seed, window)
     n = sum(shards)
     for number in range(3):
-        ids = order.slice(number * n, (number + 1) * n).sample_id
-        assert sorted(ids) == list(range(n))
+        whole = order.slice(number * n, (number + 1) * n)
+        assert sorted(whole.sample_id) == list(range(n)) and set(whole.pass_number) == {number}
 
 
 @given(shard_sizes, shard_sizes, st.integers(0, 99), st.integers(0, 200), st.integers(0, 60), st.integers(0, 60))
@@ -74,6 +74,7 @@ def test_slices_compose(a, b, seed, start, first, second):
     parts = [order.slice(start, start + first), order.slice(start + first, start + first + second)]
     assert np.array_equal(whole.sample_id, np.concatenate([p.sample_id for p in parts]))
     assert np.array_equal(whole.source, np.concatenate([p.source for p in parts]))
+    assert np.array_equal(whole.pass_number, np.concatenate([p.pass_number for p in parts]))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=30), st.integers(0, 99))
