@@ -51,7 +51,7 @@ class CachedTeacher:
     """A teacher's client that looks features up in a :class:`FeatureStore` before it requests them.
 
     A micro-batch that lacks any sample is requested whole. Of fewer images at once, the last bits of a teacher's
-    features can differ, and a run that was interrupted would not continue exactly. So the features are the same, bit for
+    features can differ, and a run that was interrupted would not continue exactly. So features are the same, bit for
     bit, with and without the cache.
 
     Args:
