@@ -36,6 +36,7 @@ class Run:
         notes: sentences about held-out images that validations leave out.
         heads_to_fit: teacher's name and kind of the heads that are fitted before the first step.
         head_fit_steps: steps whose images they are fitted to.
+        feature_cache: folder of the teachers' stored features; None for none.
         lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
 
@@ -59,6 +60,7 @@ class Run:
     notes: tuple[str, ...] = ()
     heads_to_fit: tuple[tuple[str, str], ...] = ()
     head_fit_steps: int = 0
+    feature_cache: str | None = None
 
     @property
     def frozen_teachers(self) -> list[ResolvedTeacher]:

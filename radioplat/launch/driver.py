@@ -112,10 +112,8 @@ def _run_alone(
             if start == 0 and (automatic := prepared.facts.get(AUTOMATIC)):
                 say(f"decided for this run: {automatic}")
                 status.write(f"decided for this run: {automatic}")
-            # With what was decided for unset fields, but for the folder of the feature cache, which a copy of the spec
-            # must not share; of a run without teachers the user's spec, teaching included.
-            decided = replace(run.spec, feature_cache=spec.feature_cache) if run.teachers else spec
-            folder.write_experiment(to_yaml(decided))
+            # With what was decided for unset fields; of a run without teachers the user's spec, teaching included.
+            folder.write_experiment(to_yaml(run.spec if run.teachers else spec))
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),

@@ -34,7 +34,6 @@ from radioplat.objectives.distill import ClassifyObjective, DistillObjective
 from radioplat.objectives.objective import Objective
 from radioplat.objectives.peers import Peer
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
-from radioplat.spec.schema.cluster import FeatureCacheConfig
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 
@@ -131,9 +130,8 @@ def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
 
 def _with_feature_cache(run: Run) -> Spec:
     """Return the run's spec with a feature cache, since teachers' features of held-out images never change."""
-    cache = run.spec.feature_cache
-    if cache.folder is None:
-        cache = FeatureCacheConfig(dir=str(run.folder / "validation_features"))
+    folder = run.feature_cache or str(run.folder / "validation_features")
+    cache = dataclasses.replace(run.spec.feature_cache, enabled=True, dir=folder)
     return dataclasses.replace(run.spec, feature_cache=cache)
 
 

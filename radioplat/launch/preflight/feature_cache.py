@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shutil
 from pathlib import Path
@@ -26,8 +25,8 @@ def feature_cache(preflight: Preflight) -> None:
     config = spec.feature_cache
     if models is None or data is None or config.enabled is False or not (numbers := sum(_cached_numbers(models))):
         return
-    each, note = 2 * numbers, ""
-    if not config.dir:
+    each, note, folder = 2 * numbers, "", config.dir
+    if not folder:
         views = views_per_image(spec, models)
         images = total_steps(spec, preflight.steps_per_epoch) * spec.global_batch_size
         repeated = repeated_share(data.order, views, images) if views else 0.0
@@ -42,10 +41,10 @@ def feature_cache(preflight: Preflight) -> None:
                 "name a folder in feature_cache.dir"
             )
             return
-        config = dataclasses.replace(config, dir=str((preflight.folder / FOLDER).absolute()))
-        preflight.spec = dataclasses.replace(spec, feature_cache=config)
+        folder = str((preflight.folder / FOLDER).absolute())
+    preflight.feature_cache = folder
     preflight.facts[TITLE] = (
-        f"{config.dir}: {each:,} bytes a sample, room for {config.max_bytes // each:,} samples{note}"
+        f"{folder}: {each:,} bytes a sample, room for {config.max_bytes // each:,} samples{note}"
     )
 
 

@@ -50,7 +50,7 @@ class Preflight:
         class_names: of the student's classifier.
         boxes: annotations of the training images of a detector.
         binding_widths: see :class:`~radioplat.design.run.Run`.
-        heads_to_fit, head_fit_steps: see :class:`~radioplat.design.run.Run`.
+        heads_to_fit, head_fit_steps, feature_cache: see :class:`~radioplat.design.run.Run`.
         resources: CPUs and GPUs of this machine or of the cluster.
         on_ray: whether the run uses a cluster.
         checkpoints: in ``folder``.
@@ -78,6 +78,7 @@ class Preflight:
     resources: Resources | None = None
     heads_to_fit: tuple[tuple[str, str], ...] = ()
     head_fit_steps: int = 0
+    feature_cache: str | None = None
     on_ray: bool = False
     checkpoints: Survey | None = None
     _errors: list[RadioplatError] = field(default_factory=list)
@@ -132,4 +133,5 @@ class Preflight:
             notes=tuple(self.held_out_notes),
             heads_to_fit=self.heads_to_fit,
             head_fit_steps=self.head_fit_steps,
+            feature_cache=self.feature_cache,
         )

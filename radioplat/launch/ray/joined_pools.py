@@ -37,5 +37,5 @@ def joined_pools(run: Run, device: str) -> Mapping[str, RemoteTeacher]:
     for pool in pools.values():
         await_pool(pool)
         pool.say = warn
-        pool.choose_transport(device, run.spec.feature_cache.folder is not None and pool.service.cache)
+        pool.choose_transport(device, run.feature_cache is not None and pool.service.cache)
     return pools

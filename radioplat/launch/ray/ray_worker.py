@@ -57,7 +57,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     for teacher in run.frozen_teachers:
         if teacher.name in pools:
             pools[teacher.name].choose_transport(
-                device.type, cached=run.spec.feature_cache.folder is not None and teacher.service.cache
+                device.type, cached=run.feature_cache is not None and teacher.service.cache
             )
     with through_cache(run, clients, rank_context.rank) as cached:
         run_worker(run, rank_context, cached, streams.read, pauses)

@@ -33,7 +33,7 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
         SpecError, WeightsError: on every rank, if any rank cannot use the cache folder or read the weights.
     """
     config = run.spec.feature_cache
-    folder = config.folder
+    folder = run.feature_cache
     # Features of an image in a mosaic depend on the images next to it, so they cannot be cached.
     cached = [t for t in run.frozen_teachers if t.service.cache and t.mosaic == 1] if folder else []
     if not folder or not cached:
