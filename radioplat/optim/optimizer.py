@@ -39,11 +39,11 @@ def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optim
 def _optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     betas = (config.betas[0], config.betas[1])
     if config.optim is OptimizerName.sgd:
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+        return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
     if config.optim in (OptimizerName.lamb, OptimizerName.fusedlamb):
-        return Lamb(groups, lr=config.lr, betas=betas)
+        return Lamb(groups, lr=config.rate, betas=betas)
     kind = torch.optim.AdamW if config.optim is OptimizerName.adamw else torch.optim.Adam
-    return kind(groups, lr=config.lr, betas=betas)
+    return kind(groups, lr=config.rate, betas=betas)
 
 
 def set_rates(
@@ -79,28 +79,28 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, steps_per_ep
     params = config.policy_params
     if config.policy is Policy.step:
         period = max(1, round(float(params.get("step_size", 30)) * steps_per_epoch))
-        return config.lr * float(params.get("gamma", 0.1)) ** (step // period)
+        return config.rate * float(params.get("gamma", 0.1)) ** (step // period)
     if config.policy is Policy.multistep:
         passed = sum(step >= float(m) * steps_per_epoch for m in params.get("milestones", []))
-        return config.lr * float(params.get("gamma", 0.1)) ** passed
+        return config.rate * float(params.get("gamma", 0.1)) ** passed
     share = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     if config.policy is Policy.soft_start_annealing:
         return _soft_start_annealing(config, share)
     low = float(params.get("min_lr", 0.0))
     curve = 1 - share if config.policy is Policy.linear else (1 + math.cos(math.pi * share)) / 2
-    return low + (config.lr - low) * curve
+    return low + (config.rate - low) * curve
 
 
 def _soft_start_annealing(config: OptimConfig, share: float) -> float:
     params = config.policy_params
     start, annealing = float(params.get("soft_start", 0.1)), float(params.get("annealing", 0.7))
-    low = float(params.get("min_lr", config.lr / 100))
+    low = float(params.get("min_lr", config.rate / 100))
     climbed = 1.0
     if share < start:
         climbed = share / start
     elif share > annealing:
         climbed = (1 - share) / (1 - annealing)
-    return low * (config.lr / low) ** climbed
+    return low * (config.rate / low) ** climbed
 
 
 def _counted(config: OptimConfig, step: int, steps_per_epoch: int) -> int:
@@ -111,4 +111,4 @@ def _counted(config: OptimConfig, step: int, steps_per_epoch: int) -> int:
 def _warm_up(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
     """Return the rate at ``step`` steps after the start of a linear warm-up; at most ``lr``."""
     warmup = round(config.warmup_epochs * steps_per_epoch)
-    return config.lr * min(1.0, (step + 1) / warmup) if warmup else config.lr
+    return config.rate * min(1.0, (step + 1) / warmup) if warmup else config.rate

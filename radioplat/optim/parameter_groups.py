@@ -42,7 +42,7 @@ def parameter_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, A
             apart = head or bare.startswith("peers.")  # peers have no layer number in the student: no layer_decay
             factor = 1.0 if apart else config.layer_decay ** (depth - _layer(bare, depth))
             if head and config.projector_lr is not None:
-                factor = config.projector_lr / config.lr
+                factor = config.projector_lr / config.rate
             factor *= next((f for pattern, f in config.lr_mults.items() if _matches(bare, pattern)), 1.0)
             relative = is_scale(name) and config.optim is not OptimizerName.sgd
             rests = head and (config.head_warmup_epochs or 0) > 0

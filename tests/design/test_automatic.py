@@ -7,17 +7,19 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from radioplat.design.automatic import decide
+from radioplat.design.automatic import SCRATCH_CNN_LR, SCRATCH_VIT_LR, decide
 from radioplat.design.models import design_models, student_architecture
 from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.export import ExportFormat
+from radioplat.spec.schema.train import DEFAULT_LR
 
 LITE = "tf_efficientnet_lite0"
 FIELDS = ("distill.use_mlp", "model.backbone.student_norm_mean", "model.backbone.freeze_norm",
           "train.optim.head_warmup_epochs")  # fmt: skip
+RATE = "train.optim.lr"
 HALF = [0.5, 0.5, 0.5]
 
 
@@ -51,8 +53,34 @@ def weights(files, kind: str) -> str:
     return f"model.backbone.pretrained_backbone_path={files / kind}.safetensors"
 
 
-def test_a_student_from_nothing_is_as_ever(tmp_path):
-    assert decided(tmp_path, LITE) == ((True, [], False, 0.0), [])
+def test_a_student_from_nothing_gets_a_rate_that_teaches_it(tmp_path):
+    assert decided(tmp_path, LITE) == ((True, [], False, 0.0), [RATE])
+    assert decided(tmp_path, LITE, "train.optim.lr=1e-5") == ((True, [], False, 0.0), [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "rate"),
+    [
+        (LITE, "", SCRATCH_CNN_LR),
+        ("test_vit", "", SCRATCH_VIT_LR),
+        (LITE, "train.optim.optim=sgd", DEFAULT_LR),
+        (LITE, "train.optim.lr=0.1", 0.1),
+        (LITE, "weights", DEFAULT_LR),
+        ("test_vit", "weights", DEFAULT_LR),
+    ],
+)
+def test_the_rate_follows_the_start(files, tmp_path, kind, override, rate):
+    overrides = [weights(files, kind) if override == "weights" else override] if override else []
+    spec = spec_of(kind, *overrides)
+    spec, _ = decide(spec, student_architecture(spec, "distill", [], {}), tmp_path)
+    assert spec.train.optim.lr == rate
+    # A later start of the run keeps it, whatever this version would choose.
+    spec.train.optim.lr = 0.0123
+    (tmp_path / "experiment.yaml").write_text(to_yaml(spec))
+    (tmp_path / "model_epoch_001").mkdir()
+    again = spec_of(kind, *overrides)
+    again, told = decide(again, student_architecture(again, "distill", [], {}), tmp_path)
+    assert again.train.optim.lr == (0.1 if rate == 0.1 else 0.0123) and not told
 
 
 def test_pretrained_weights_decide(files, tmp_path):

@@ -15,8 +15,8 @@ from radioplat.spec.schema.root import Spec
 STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...] = (
     (Level.data, run_parts.contradictions),
     (Level.plan, teaching.partitions),
-    (Level.plan, teaching.stages),
     (Level.data, run_parts.automatic),
+    (Level.plan, teaching.stages),
     (Level.data, run_parts.models),
     (Level.start, readiness.teacher_weights),
     (Level.plan, teaching.targets),

@@ -45,7 +45,7 @@ def stages(preflight: Preflight) -> None:
     for stage in stages_of(spec) if spec.distill.stages and not preflight.problems else ():
         size = f"{stage.img_size} px" if stage.img_size else "sizes as elsewhere"
         who = ", ".join(name for name in names if stage.has(name))
-        rate = f"lr {optim.lr if stage.lr is None else stage.lr:g}"
+        rate = f"lr {optim.rate if stage.lr is None else stage.lr:g}"
         fact = f"steps {stage.first} to {stage.stop}, {size}, {rate} ({optim.policy.value}), taught by {who}"
         preflight.facts[f"stage {stage.index + 1}"] = fact
 

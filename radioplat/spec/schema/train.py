@@ -70,12 +70,16 @@ class SpikeConfig:
     max_rollbacks: int = number(3, at_least=0)
 
 
+DEFAULT_LR = 6e-5
+
+
 @dataclass
 class OptimConfig:
     """Optimizer and learning-rate schedule; the schedule is a function of the global step alone."""
 
     optim: OptimizerName = OptimizerName.adamw
-    lr: float = number(6e-5, above=0)
+    # (+) unset: for a taught student by what it starts from, else 6e-5, as in TAO
+    lr: float | None = number(None, above=0)
     policy: Policy = Policy.linear
     # step: {step_size, gamma} in epochs; multistep: {milestones, gamma} in epochs; cosine, linear: {min_lr};
     # soft_start_annealing: {soft_start, annealing, min_lr}, the first two as shares of the run
@@ -95,6 +99,11 @@ class OptimConfig:
     lr_mults: dict[str, float] = number(dict, at_least=0)
     # (+) learning rate of each backbone block as a factor of the next block's
     layer_decay: float = number(1.0, above=0, at_most=1)
+
+    @property
+    def rate(self) -> float:
+        """``lr``, or its default."""
+        return DEFAULT_LR if self.lr is None else self.lr
 
 
 @dataclass

@@ -51,12 +51,12 @@ def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path
     assert length is not None  # the caller checks that retraining is requested
     run.num_epochs = length  # an epoch has at least one step
     optim.head_warmup_epochs = 0.0
-    before = optim.lr
+    before = optim.rate
     if config.mode is RetrainMode.finetune:
         optim.lr = config.lr or FINETUNE_LR * before
         optim.policy, optim.policy_params, optim.warmup_epochs = Policy.linear, {"min_lr": optim.lr}, 0.0
     else:
-        optim.lr = config.lr or before
+        optim.lr = config.lr or optim.lr
     if optim.projector_lr is not None:
-        optim.projector_lr *= optim.lr / before
+        optim.projector_lr *= optim.rate / before
     return derived

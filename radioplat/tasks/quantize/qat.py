@@ -77,7 +77,7 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
     before = train.optim
     optim = dataclasses.replace(before, lr=own.lr or before.lr, head_warmup_epochs=0.0)
     if optim.projector_lr is not None:
-        optim.projector_lr *= optim.lr / before.lr
+        optim.projector_lr *= optim.rate / before.rate
     if train.damp:
         notes.append("train.damp is left out: noise on weights would be rounded away by their quantizers")
     mirror = None if train.checkpoint_dir is None else f"{train.checkpoint_dir.rstrip('/')}/qat"

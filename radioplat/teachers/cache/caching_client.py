@@ -80,8 +80,8 @@ class CachedTeacher:
     def submit(self, shared: _Seen, micro_batch: int) -> Pending:
         """Look up every sample, and request all if any is missing; the result's ``cached`` counts hits and misses."""
         keys = {row: feature_key(self._key, digest) for row, digest in shared.digests.items()}
-        found = dict(zip(keys, self._store.get(list(keys.values())), strict=True))
-        hits = {row: features for row, features in found.items() if features is not None}
+        looked_up = zip(keys, self._store.get(list(keys.values())), strict=True)
+        hits = {row: features for row, features in looked_up if features is not None}
         if hits and len(hits) == len(keys):
             packed = _join(len(shared.pixels), hits)
             return lambda: packed
