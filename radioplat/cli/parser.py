@@ -62,7 +62,6 @@ def _pack(parser: argparse.ArgumentParser) -> None:
 
 def _results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", help="a results folder, or the folder of one task in it")
-    add_overrides(parser)
 
 
 def _lint(parser: argparse.ArgumentParser) -> None:

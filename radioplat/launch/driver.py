@@ -11,6 +11,7 @@ from radioplat.cluster.ray_cluster import check_cluster, uses_ray
 from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import RadioplatError, SpecError, Stopped
+from radioplat.launch.preflight.feature_cache import FEATURE_CACHE
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.run_parts import AUTOMATIC, names_no_folder
 from radioplat.launch.preflight.steps import take_steps
@@ -106,12 +107,13 @@ def _run_alone(
             if run.annotations:
                 say(run.annotations)
                 status.write(run.annotations)
-            for note in (*(run.start_notes if start == 0 else ()), *run.notes):
+            for note in (*((*run.start_notes, *prepared.warnings) if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
-            if start == 0 and (automatic := prepared.facts.get(AUTOMATIC)):
-                say(f"decided for this run: {automatic}")
-                status.write(f"decided for this run: {automatic}")
+            for title in (AUTOMATIC, FEATURE_CACHE) if start == 0 else ():
+                if fact := prepared.facts.get(title):
+                    say(f"{title}: {fact}")
+                    status.write(f"{title}: {fact}")
             # With what was decided for unset fields; of a run without teachers the user's spec, teaching included.
             folder.write_experiment(to_yaml(run.spec if run.teachers else spec))
             if start < run.total_steps:

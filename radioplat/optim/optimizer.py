@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ MOMENTS = {
     OptimizerName.sgd: ("momentum_buffer",),
     OptimizerName.lamb: ("exp_avg", "exp_avg_sq"),
     OptimizerName.fusedlamb: ("exp_avg", "exp_avg_sq"),
+}
+_ADAM = {OptimizerName.adamw: torch.optim.AdamW, OptimizerName.adam: torch.optim.Adam}
+# From the share of the run that is done to the share of the rate that is left.
+_CURVES: dict[Policy, Callable[[float], float]] = {
+    Policy.linear: lambda share: 1 - share,
+    Policy.cosine: lambda share: (1 + math.cos(math.pi * share)) / 2,
 }
 
 
@@ -42,8 +49,7 @@ def _optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim
         return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
     if config.optim in (OptimizerName.lamb, OptimizerName.fusedlamb):
         return Lamb(groups, lr=config.rate, betas=betas)
-    kind = torch.optim.AdamW if config.optim is OptimizerName.adamw else torch.optim.Adam
-    return kind(groups, lr=config.rate, betas=betas)
+    return _ADAM[config.optim](groups, lr=config.rate, betas=betas)
 
 
 def set_rates(
@@ -87,8 +93,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, steps_per_ep
     if config.policy is Policy.soft_start_annealing:
         return _soft_start_annealing(config, share)
     low = float(params.get("min_lr", 0.0))
-    curve = 1 - share if config.policy is Policy.linear else (1 + math.cos(math.pi * share)) / 2
-    return low + (config.rate - low) * curve
+    return low + (config.rate - low) * _CURVES[config.policy](share)
 
 
 def _soft_start_annealing(config: OptimConfig, share: float) -> float:

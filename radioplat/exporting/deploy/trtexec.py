@@ -74,7 +74,8 @@ def require_readable(version: str | None, data_type: str, formats: Sequence[str]
     major = ((parse_version(version) if version else None) or NEWEST)[0]
     for name in (*sorted(formats), data_type):
         if major < (needed := DATA_TYPES[name].first_tensorrt):
-            raise EngineError(f"TensorRT {version} has no {name}", where=FIELD, hint=f"Use {needed} or newer.")
+            library = f"TensorRT {version}" if version else "the newest known TensorRT"
+            raise EngineError(f"{library} has no {name}", where=FIELD, hint=f"Use {needed} or newer.")
     if formats and stored and major < FIRST_STORED:
         raise EngineError(
             f"the parser of TensorRT {version} reads no quantized weights",

@@ -11,10 +11,9 @@ from radioplat.design.models import Models
 from radioplat.design.stages import total_steps
 from radioplat.design.views import run_views
 from radioplat.launch.preflight.preflight import Preflight
-from radioplat.spec.schema.dataset import AugmentationConfig
 from radioplat.spec.schema.root import Spec
 
-TITLE = "feature cache"
+FEATURE_CACHE = "feature cache"  # title of the fact
 FOLDER = "feature_cache"  # in the task's results folder, if the spec names none
 _DISK_SHARE = 0.5  # of the free space that an unasked cache may fill
 
@@ -36,14 +35,14 @@ def feature_cache(preflight: Preflight) -> None:
         size = each * (views or 1) * sum(map(data.order.pass_length, range(len(data.order.mixture.shares))))
         room = min(config.max_bytes, int(_DISK_SHARE * _free(preflight.folder)))
         if size > room and not config.enabled:
-            preflight.facts[TITLE] = (
+            preflight.facts[FEATURE_CACHE] = (
                 f"none{note}, but their features need {size / 1e9:,.1f} GB and {room / 1e9:,.1f} GB may be used: "
                 "name a folder in feature_cache.dir"
             )
             return
         folder = str((preflight.folder / FOLDER).absolute())
     preflight.feature_cache = folder
-    preflight.facts[TITLE] = (
+    preflight.facts[FEATURE_CACHE] = (
         f"{folder}: {each:,} bytes a sample, room for {config.max_bytes // each:,} samples{note}"
     )
 
@@ -56,22 +55,7 @@ def views_per_image(spec: Spec, models: Models) -> int | None:
     augmentation = spec.dataset.augmentation
     split = spec.dataset.train_dataset
     moves = split.full_equivariance or split.shift_equivariance or any(view.shifted for view in views)
-    return augmentation.views_per_image or (1 if not (moves or is_random(augmentation)) else None)
-
-
-def is_random(augmentation: AugmentationConfig) -> bool:
-    """Return True if two views of an image can differ."""
-    crop, flip = augmentation.random_crop, augmentation.random_flip
-    return (
-        (crop.enable and augmentation.with_random_crop)
-        or (flip.enable and max(flip.hflip_probability, flip.vflip_probability) > 0)
-        or augmentation.random_rotate.enable
-        or augmentation.random_color.enable
-        or augmentation.random_erase.enable
-        or augmentation.random_aug.enable
-        or augmentation.with_scale_random_crop.enable
-        or augmentation.with_random_blur
-    )
+    return augmentation.views_per_image or (None if moves or augmentation.is_random else 1)
 
 
 def repeated_share(order: SampleOrder, views: int, images: int) -> float:

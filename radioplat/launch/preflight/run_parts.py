@@ -29,7 +29,7 @@ from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.retired import retired_field_notes
 from radioplat.spec.schema.model import ModelTask
 
-AUTOMATIC = "automatic"  # title of the fact that lists decisions
+AUTOMATIC = "decided for this run"  # title of the fact that lists decisions
 TRAIN, VAL = "dataset.train_dataset", "dataset.val_dataset"
 
 

@@ -136,6 +136,21 @@ class AugmentationConfig:
     mean: list[float] = number(list)
     std: list[float] = number(list, above=0)
 
+    @property
+    def is_random(self) -> bool:
+        """True if two views of an image, at one size, can differ."""
+        flip = self.random_flip
+        return (
+            (self.random_crop.enable and self.with_random_crop)
+            or (flip.enable and max(flip.hflip_probability, flip.vflip_probability) > 0)
+            or self.random_rotate.enable
+            or self.random_color.enable
+            or self.random_erase.enable
+            or self.random_aug.enable
+            or self.with_scale_random_crop.enable
+            or self.with_random_blur
+        )
+
 
 @dataclass
 class DatasetConfig:

@@ -150,3 +150,17 @@ def options_of(teacher: ResolvedTeacher, **defaults: Any) -> tuple[dict[str, Any
             )
         options[name] = value
     return options, kwargs
+
+
+def refuse_kwargs(teacher: ResolvedTeacher, file: str) -> None:
+    """Refuse ``model.backbone.kwargs`` of a teacher whose file describes all of it.
+
+    Args:
+        file: the kind of file.
+
+    Raises:
+        SpecError: there are such arguments.
+    """
+    if kwargs := teacher.backbone.kwargs:
+        message = f"{file} describes the model itself and takes no arguments: {', '.join(sorted(kwargs))}"
+        raise SpecError(message, where=f"{teacher.where}.model.backbone.kwargs", hint="Remove them.")

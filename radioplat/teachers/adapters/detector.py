@@ -9,7 +9,7 @@ from radioplat.models.detectors.base import Detector
 from radioplat.models.detectors.checkpoint import load_detector, read_detector, read_detector_architecture
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weights_field
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, refuse_kwargs, weights_field
 
 
 class DetectorTeacher(Adapter):
@@ -32,6 +32,7 @@ class DetectorTeacher(Adapter):
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> DetectorTeacher:
         """Build the structure without weights."""
+        refuse_kwargs(teacher, "a detector's checkpoint")
         where = weights_field(teacher)
         return cls(Detector(read_detector_architecture(teacher.weights or "", where), where))
 

@@ -20,7 +20,7 @@ from radioplat.models.features import Features
 from radioplat.models.on_meta import on_meta
 from radioplat.models.weights.read import require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weights_field, weights_of
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, refuse_kwargs, weights_field, weights_of
 
 # Models for which AutoModel would also load a text tower.
 _TOWERS = {
@@ -62,6 +62,7 @@ class HfTeacher(Adapter):
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> HfTeacher:
         """Build the structure without weights; always on the meta device, ``load`` replaces the model."""
+        refuse_kwargs(teacher, "a Hugging Face folder")
         field, folder = weights_field(teacher), weights_of(teacher)
         config, model_class = _open(folder, field)
         with on_meta():

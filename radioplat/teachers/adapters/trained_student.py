@@ -11,7 +11,7 @@ from radioplat.models.student.checkpoint import load_student, read_architecture
 from radioplat.models.student.student import StudentArchitecture, build_backbone, taught_summary
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, weights_field
+from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, refuse_kwargs, weights_field
 
 
 class CheckpointTeacher(Adapter):
@@ -33,6 +33,7 @@ class CheckpointTeacher(Adapter):
     @classmethod
     def build(cls, teacher: ResolvedTeacher) -> CheckpointTeacher:
         """Build the structure without weights."""
+        refuse_kwargs(teacher, "a checkpoint")
         architecture = read_architecture(teacher.weights or "", weights_field(teacher))
         return cls(architecture, f"{teacher.where}.model.backbone")
 

@@ -187,7 +187,7 @@ def blocked_by(
         yield from order_problems(spec, name, state, order_fields, folder)
 
 
-_ORDER_FIELDS = {
+ORDER_FIELDS = {
     "sources": "dataset.train_dataset.tar_data_sources.scale_factor",
     "filters": "dataset.train_dataset.native_resolution_filter or dedup",
     "max_pixels": "dataset.max_pixels",
@@ -209,7 +209,7 @@ def order_problems(
         folder: folder of the run.
     """
     if state.order_hash != order_hash(order_fields) and not spec.train.restart_order:
-        names = [_ORDER_FIELDS.get(key, key) for key in differing_fields(state.order_fields, order_fields)]
+        names = [ORDER_FIELDS.get(key, key) for key in differing_fields(state.order_fields, order_fields)]
         message = f"{name} was trained on another order of samples; what differs: {', '.join(names)}"
         hint = "Undo the change, choose another results_dir, or accept it with train.restart_order=true."
         yield Problem(message, str(folder), hint)

@@ -9,6 +9,7 @@ import pytest
 
 from radioplat.data.loading.run_data import RunData, differing_fields
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource, WeightMode
+from radioplat.training.checkpoints.resume import ORDER_FIELDS
 
 # Another value of each field that is compared by itself.
 CHANGES = {
@@ -30,6 +31,11 @@ def data(write_run_data, tmp_path_factory) -> RunData:
 def with_split(data: RunData, **changes) -> RunData:
     split = dataclasses.replace(data.split, **changes)
     return RunData(data.index, split, data.codes, data.frequency, data.shard_weights)
+
+
+def test_every_setting_of_the_order_has_a_name_for_users(data):
+    fields = data.order_fields(8, 10**6).keys()
+    assert fields | {"boxes"} == ORDER_FIELDS.keys()
 
 
 def test_every_field_of_a_split_is_compared_or_named_here():

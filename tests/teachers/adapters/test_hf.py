@@ -58,6 +58,9 @@ def test_another_size_and_type_by_name(tmp_path, teacher):
     assert info.grid == (6, 6)
     with pytest.raises(SpecError, match="multiple of the patch"):
         describe(teacher("hf", str(tmp_path), size=100))
+    with pytest.raises(SpecError, match="takes no arguments: layr") as caught:
+        describe(teacher("hf", str(tmp_path), {"layr": 1}))
+    assert caught.value.problems[0].where == "distill.teacher[0].model.backbone.kwargs"
 
 
 def test_siglip2_takes_patches(tmp_path, teacher, same_as, normalised):

@@ -26,7 +26,7 @@ from radioplat.exporting.engines.interface import (
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.onnx.precision import FLOAT_CODES
 
-_UNSUPPORTED = {
+UNSUPPORTED = {
     "calibration": "It reads INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
     "checkpoint that it writes.",
     "timing_cache": "Remove it; onnxruntime times no kernels.",
@@ -53,7 +53,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     Raises:
         EngineError: an unsupported field, or an operation or type without a CPU kernel.
     """
-    refuse_unsupported(request, "onnxruntime", _UNSUPPORTED)
+    refuse_unsupported(request, "onnxruntime", UNSUPPORTED)
     if "bf16" in data_types:
         field = "data_type" if request.config.data_type.strip().lower() == "bf16" else "layers_precision"
         hint = f"Use fp32 or fp16, or another {SECTION}.backend."

@@ -12,7 +12,7 @@ from radioplat.exporting.engines.library import RTX, load_tensorrt
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.engines.targets import choose_targets, known_targets
 
-_UNSUPPORTED = {
+UNSUPPORTED = {
     "calibration": "It reads INT8 ranges from Q/DQ nodes only: `radioplat quantize`, then `radioplat export` on the "
     "checkpoint that it writes.",
     # Its timing cache has had no effect since version 1.2: kernels are timed where the engine runs.
@@ -29,7 +29,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     Raises:
         EngineError: an unsupported field, a GPU without the data type, or TensorRT's reason.
     """
-    refuse_unsupported(request, "TensorRT for RTX", _UNSUPPORTED)
+    refuse_unsupported(request, "TensorRT for RTX", UNSUPPORTED)
     trt = load_tensorrt(RTX)
     known = known_targets(trt)
     targets = choose_targets(known, request.config.compute_capabilities, data_types, f"TensorRT {trt.__version__}")
