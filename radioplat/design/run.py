@@ -37,6 +37,7 @@ class Run:
         heads_to_fit: teacher's name and kind of the heads that are fitted before the first step.
         head_fit_steps: steps whose images they are fitted to.
         feature_cache: folder of the teachers' stored features; None for none.
+        working_dir: that of the driver, to which relative paths of the spec are relative.
         lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
 
@@ -61,6 +62,7 @@ class Run:
     heads_to_fit: tuple[tuple[str, str], ...] = ()
     head_fit_steps: int = 0
     feature_cache: str | None = None
+    working_dir: Path = field(default_factory=Path.cwd)
 
     @property
     def frozen_teachers(self) -> list[ResolvedTeacher]:

@@ -108,9 +108,18 @@ def quiet(everything, distil, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_workers(everything, distil, on_ray, tmp_path_factory):
-    """The same on Ray: two workers, three micro-batches a step, so that one of them is padding."""
-    return distil(everything(tmp_path_factory.mktemp("two"), 2), *EVERY)
+def two_workers(everything, distil, on_ray, two_vits, tmp_path_factory):
+    """The same on Ray: two workers, three micro-batches a step, so that one of them is padding.
+
+    Paths are relative, and a cache lets the workers read the teachers' files: Ray Train changes their folder.
+    """
+    spec = everything(tmp_path_factory.mktemp("two"), 2) | {"feature_cache": {"enabled": True}}
+    paths = [Path(teacher["pretrained_teacher_model_path"]) for teacher in two_vits]
+    relative = [{**t, "pretrained_teacher_model_path": p.name} for t, p in zip(two_vits, paths, strict=True)]
+    spec["distill"] = spec["distill"] | {"teacher": relative}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(paths[0].parent)
+        return distil(spec, *EVERY)
 
 
 def terms(trail) -> dict[int, dict[str, float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import deque
 from functools import partial
 
@@ -35,6 +37,8 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     Raises:
         RadioplatError: has the attribute ``agreed`` if every rank raises it.
     """
+    with contextlib.suppress(OSError):  # Ray Train changes it; a node that lacks the folder needs absolute paths
+        os.chdir(run.working_dir)
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
     timeout = collective_timeout(run.spec)
