@@ -6,6 +6,8 @@
   spec's defaults, at the quickstart's length and at ten times it: does it keep its kNN (``start_as_teacher_*``), and
   does its backbone learn from the second teacher: is its head nearer to it than one on a frozen backbone
   (``second_teacher_fidelity_gain``, the lower bound)?
+- ``scratch``: mobilenetv3_small from random weights is taught by tf_efficientnet_lite0 for less than five minutes: how
+  far is its kNN above that of untrained ones (``scratch_gain``)?
 
 Weights and ONNX files are read by `benchmarks/judges/embed.py` and judged by `benchmarks/judges/knn.py`, which import
 nothing of radioplat. What ``--folder`` has is not run again, and what was interrupted goes on. The last line on stdout
@@ -21,12 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import teach_start
+from benchmarks import teach_scratch, teach_start
 from benchmarks.teach_programs import last_line
 from radioplat.common import terminal
 
 FOLDER = Path("results/teach")
-PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {"start": teach_start.run}
+PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {"start": teach_start.run, "scratch": teach_scratch.run}
 
 
 def main() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from radioplat.quickstart.weights import MEAN, STD
+
+TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
 FIGURE = "pictures.knn"  # crops of held-out cells, named by the picture that they are of
 
 
@@ -28,8 +32,7 @@ def last_line(module: str, *arguments: object) -> dict[str, Any]:
 def distil(home: Path, spec: dict[str, Any]) -> Path:
     """Train by ``radioplat distill`` and export by ``radioplat export``; return the ONNX file, with all heads.
 
-    It takes images of any size.
-    A run that has ended is not repeated, one that was interrupted goes on.
+    It takes images of any size. A run that has ended is not repeated, one that was interrupted goes on.
 
     Raises:
         CalledProcessError: one of them failed; its messages are on stderr.
@@ -41,9 +44,31 @@ def distil(home: Path, spec: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump({"results_dir": str(home), "export": export, **spec}), encoding="utf-8")
     if not onnx.exists():
         for task in ("distill", "export"):
-            command = [sys.executable, "-m", "radioplat.cli", task, "-e", str(path)]
+            command, begin = [sys.executable, "-m", "radioplat.cli", task, "-e", str(path)], time.monotonic()
             subprocess.run(command, check=True, stdout=sys.stderr)
+            if task == "distill":
+                with (home / "seconds").open("a") as file:
+                    file.write(f"{time.monotonic() - begin:.1f}\n")
     return onnx
+
+
+def seconds_of(home: Path) -> float:
+    """Return the seconds by the clock that the training of :func:`distil` took, over all starts that ended well."""
+    return sum(map(float, (home / "seconds").read_text().split()))
+
+
+def teacher(name: str, weights: Path, mode: str) -> dict[str, Any]:
+    """Return the spec of one of :data:`TEACHERS`; ``mode`` is ``combo`` or ``spatial``."""
+    return {
+        "name": name,
+        "model": {"backbone": {"type": TEACHERS[name]}},
+        "pretrained_teacher_model_path": str(weights),
+        "mode": mode,
+        "loss_type": "BALANCED",
+        "summary_loss_type": "cosine",
+        "norm_mean": list(MEAN),
+        "norm_std": list(STD),
+    }
 
 
 def embedded(target: Path, corpora: Path, *model: object) -> Path:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach_programs import FIGURE, compared, distil, embedded, last_line
+from benchmarks.teach_programs import FIGURE, TEACHERS, compared, distil, embedded, last_line, teacher
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 
-TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
 STUDENT, SECOND = "lite0", "lite2"
 LENGTHS = {"quickstart": 375, "ten_times": 3750}  # steps of 16 images
 BATCH = 16
@@ -51,19 +50,7 @@ def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
 def _spec(corpora: Path, files: dict[str, Path], steps: int, seed: int, freeze: bool) -> dict[str, Any]:
     """Return the spec: what a user must say, and nothing of how to train but for ``freeze``, of the backbone."""
     source = {"root_dir": str(corpora / "train"), "samples_per_file": 500, "steps_per_epoch": LENGTHS["quickstart"]}
-    teachers = [
-        {
-            "name": name,
-            "model": {"backbone": {"type": kind}},
-            "pretrained_teacher_model_path": str(files[name]),
-            "mode": "combo" if name == STUDENT else "spatial",
-            "loss_type": "BALANCED",
-            "summary_loss_type": "cosine",
-            "norm_mean": list(MEAN),
-            "norm_std": list(STD),
-        }
-        for name, kind in TEACHERS.items()
-    ]
+    teachers = [teacher(name, path, "combo" if name == STUDENT else "spatial") for name, path in files.items()]
     student = {"type": TEACHERS[STUDENT], "pretrained_backbone_path": str(files[STUDENT]), "freeze_backbone": freeze}
     return {
         "model": {"backbone": student},
