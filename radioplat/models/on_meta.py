@@ -35,8 +35,8 @@ class _Skip(TorchFunctionMode):
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in self._functions:
-            first = args[0] if args else (kwargs or {})["tensor"]  # torch.nn.init passes it by name
-            if first.is_meta or not self._only_meta:
+            first = args[0] if args else (kwargs or {}).get("tensor")  # torch.nn.init passes it by name
+            if first is not None and (first.is_meta or not self._only_meta):
                 return first
         return function(*args, **(kwargs or {}))
 

@@ -7,7 +7,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from radioplat.design.automatic import SCRATCH_CNN_LR, SCRATCH_VIT_LR, decide
+from radioplat.design.automatic import SCRATCH_BATCHNORM_LR, SCRATCH_LR, decide
 from radioplat.design.models import design_models, student_architecture
 from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import save_student
@@ -61,8 +61,8 @@ def test_a_student_from_nothing_gets_a_rate_that_teaches_it(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "override", "rate"),
     [
-        (LITE, "", SCRATCH_CNN_LR),
-        ("test_vit", "", SCRATCH_VIT_LR),
+        (LITE, "", SCRATCH_BATCHNORM_LR),
+        ("test_vit", "", SCRATCH_LR),
         (LITE, "train.optim.optim=sgd", DEFAULT_LR),
         (LITE, "train.optim.lr=0.1", 0.1),
         (LITE, "weights", DEFAULT_LR),

@@ -111,6 +111,7 @@ class _Passes:
         self._window_ids = lru_cache(maxsize=4)(self._shuffle_window)
 
     def draws(self, start: int, stop: int) -> np.ndarray:
+        """Return the sample ids (int64) of draws ``start`` to ``stop`` (exclusive)."""
         parts = []
         while start < stop:
             number, offset = divmod(start, self.length)

@@ -79,10 +79,10 @@ def plan_crops(
     height: np.ndarray,
     augmentation: AugmentationConfig | None,
     seed: int,
-    position: np.ndarray,
+    keys: np.ndarray,
     whole: bool = False,
 ) -> list[Crop]:
-    """Draw the crops of the samples at ``position`` of the order; a pure function of its arguments.
+    """Draw the crops of samples; a pure function of its arguments.
 
     ``random_crop`` draws like torchvision's ``RandomResizedCrop``: area share uniform in ``scale_range``, log of the
     ratio uniform in ``ratio_range``, ten attempts, then the largest centred box within the ratios.
@@ -92,20 +92,20 @@ def plan_crops(
         width, height: int ``[N]``, of the sources, in pixels.
         augmentation: None for evaluation views. Without a random crop the box is the centred square.
         seed: of the run.
-        position: int64 ``[N]``, positions of the samples in the order; not read if ``augmentation`` is None.
+        keys: int64 ``[N]``, see :meth:`radioplat.data.views.view_plan.Recipe.keys`; not read without ``augmentation``.
         whole: use the whole image in place of the centred square.
     """
     sizes = list(zip(width.tolist(), height.tolist(), strict=True))
     if augmentation is None:
         return [whole_image(*size) if whole else centre_crop(*size) for size in sizes]
-    boxes = _boxes(sizes, augmentation, seed, position, whole)
+    boxes = _boxes(sizes, augmentation, seed, keys, whole)
     flip, rotate = augmentation.random_flip, augmentation.random_rotate
     flips = np.zeros((len(sizes), 2), bool)
     if flip.enable:
-        flips = uniforms(seed, "flip", position, 2) < (flip.hflip_probability, flip.vflip_probability)
+        flips = uniforms(seed, "flip", keys, 2) < (flip.hflip_probability, flip.vflip_probability)
     angles = [0.0] * len(sizes)
     if rotate.enable:
-        draws = uniforms(seed, "rotate", position, 2)
+        draws = uniforms(seed, "rotate", keys, 2)
         chosen = (draws[:, 1] * len(rotate.angle_list)).astype(int)
         turned = draws[:, 0] < rotate.rotate_probability
         angles = [rotate.angle_list[c] if t else 0.0 for c, t in zip(chosen, turned, strict=True)]
@@ -113,15 +113,15 @@ def plan_crops(
 
 
 def _boxes(
-    sizes: list[tuple[int, int]], augmentation: AugmentationConfig, seed: int, position: np.ndarray, whole: bool
+    sizes: list[tuple[int, int]], augmentation: AugmentationConfig, seed: int, keys: np.ndarray, whole: bool
 ) -> list[Box]:
     crop, scaled = augmentation.random_crop, augmentation.with_scale_random_crop
     if scaled.enable:
-        draws = uniforms(seed, "scale_crop", position, 3).tolist()
+        draws = uniforms(seed, "scale_crop", keys, 3).tolist()
         return [_scaled_box(w, h, scaled.scale_range, d) for (w, h), d in zip(sizes, draws, strict=True)]
     if crop.enable and augmentation.with_random_crop:
         # All attempts are drawn at once, so that the number that one image needs does not change other draws.
-        draws = uniforms(seed, "crop", position, 4 * ATTEMPTS).tolist()
+        draws = uniforms(seed, "crop", keys, 4 * ATTEMPTS).tolist()
         ranges = crop.scale_range, crop.ratio_range
         return [_random_box(w, h, *ranges, d) for (w, h), d in zip(sizes, draws, strict=True)]
     return [(whole_image if whole else centre_crop)(*size).box for size in sizes]

@@ -17,21 +17,21 @@ SLACK = 0.2  # fraction of the crop's side by which a shifted window is smaller
 JITTER = 0.15  # largest move of a warped view's corner along each axis, as a fraction of the crop's side
 
 
-def shift_windows(view: ViewSpec, size: int, seed: int, position: np.ndarray) -> np.ndarray:
+def shift_windows(view: ViewSpec, size: int, seed: int, keys: np.ndarray) -> np.ndarray:
     """Draw windows shifted by whole patches.
 
     Args:
         view: its name is part of the random key, so that student and teachers move independently.
         size: pixels a side of the view in this micro-batch.
         seed: of the run.
-        position: int64 ``[N]``.
+        keys: int64 ``[N]``, see :meth:`radioplat.data.views.view_plan.Recipe.keys`.
 
     Returns:
         float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop.
     """
     share = 1 - SLACK
-    moves = (uniforms(seed, f"shift/{view.name}", position, 2) * (room(view, size) + 1)).astype(int)
-    windows = np.tile(np.diag([share, share, 1.0]), (len(position), 1, 1))
+    moves = (uniforms(seed, f"shift/{view.name}", keys, 2) * (room(view, size) + 1)).astype(int)
+    windows = np.tile(np.diag([share, share, 1.0]), (len(keys), 1, 1))
     windows[:, :2, 2] = moves * (view.patch * share / size)
     return windows
 
@@ -41,15 +41,15 @@ def room(view: ViewSpec, size: int) -> int:
     return int(size * SLACK / (1 - SLACK) / view.patch + 1e-9)
 
 
-def warp_windows(view: ViewSpec, seed: int, position: np.ndarray) -> np.ndarray:
+def warp_windows(view: ViewSpec, seed: int, keys: np.ndarray) -> np.ndarray:
     """Draw windows each of whose corners is moved by up to :data:`JITTER`, independently for each view.
 
     Returns:
         float64 ``[N, 3, 3]``, unit square of the view to unit square of the crop.
     """
     square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], float)
-    moves = (uniforms(seed, f"warp/{view.name}", position, 8).reshape(-1, 4, 2) * 2 - 1) * JITTER
-    return np.stack([quadrilateral(square + move) for move in moves]) if len(position) else np.empty((0, 3, 3))
+    moves = (uniforms(seed, f"warp/{view.name}", keys, 8).reshape(-1, 4, 2) * 2 - 1) * JITTER
+    return np.stack([quadrilateral(square + move) for move in moves]) if len(keys) else np.empty((0, 3, 3))
 
 
 def quadrilateral(corners: np.ndarray) -> np.ndarray:

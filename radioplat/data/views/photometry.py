@@ -66,16 +66,16 @@ class Photometry:
 
 
 def plan_photometry(
-    augmentation: AugmentationConfig | None, seed: int, position: np.ndarray
+    augmentation: AugmentationConfig | None, seed: int, keys: np.ndarray
 ) -> list[Photometry] | None:
-    """Draw the operations of the samples at ``position`` (int64 ``[N]``); None if the spec enables none."""
+    """Draw the operations of samples by their ``keys`` (int64 ``[N]``); None if the spec enables none."""
     if augmentation is None:
         return None
     colour, aug, erase = augmentation.random_color, augmentation.random_aug, augmentation.random_erase
     if not (colour.enable or aug.enable or erase.enable or augmentation.with_random_blur):
         return None
     draws = {
-        name: uniforms(seed, name, position, count).tolist()
+        name: uniforms(seed, name, keys, count).tolist()
         for name, count in (("colour", 4), ("rand_aug", 2 * AUG_OPS), ("blur", 2), ("erase", 5))
     }
     plans = []

@@ -30,6 +30,7 @@ def joined_pools(run: Run, device: str) -> Mapping[str, RemoteTeacher]:
     from radioplat.teachers.serving.remote_teacher import await_pool, start_pool
 
     def warn(line: str) -> None:
+        """Write a warning to ``status.json``."""
         with StatusLog(run.folder / "status.json") as status:
             status.write(line, verbosity="WARNING")
 

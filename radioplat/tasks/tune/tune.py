@@ -145,6 +145,7 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
     home = plan.home
 
     def trainable(config: dict[str, Any]) -> None:
+        """Run one trial, as Ray Tune calls it."""
         run_trial(home, start, config, per_trial)
 
     resources = {"CPU": 0.01} if inside else {"CPU": per_trial[0], **({"GPU": per_trial[1]} if per_trial[1] else {})}

@@ -88,6 +88,7 @@ class CachedTeacher:
         pending = self._ask(shared, micro_batch)
 
         def answer() -> Packed:
+            """Wait for the teacher, and store what the cache lacks."""
             fresh = to_host(pending())
             rows = rows_of(fresh)
             for row in sorted(keys.keys() - hits.keys()):
