@@ -29,8 +29,9 @@ from radioplat.spec.schema.train import OptimizerName
 from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
 
 SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
-# Adam's rates for students from random weights, with and without BatchNorm. The first is that of `benchmarks.teach --only
-# scratch`; 6e-5 and 1e-3 taught this student less in equally long trials. The second was tried with a tiny ViT alone.
+# Adam's rates for students from random weights, with and without BatchNorm. The first is that of part `scratch` of
+# benchmarks.teach; 6e-5 and 1e-3 taught its student less in equally long trials. The second was tried with a tiny ViT
+# alone.
 SCRATCH_BATCHNORM_LR, SCRATCH_LR = 3e-3, 1e-3
 _MLP_FIELDS = ("mlp_hidden_size", "mlp_num_inner")
 EXPERIMENT = "experiment.yaml"
