@@ -109,6 +109,8 @@ class PruneConfig:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)  # (+)
     # (+) micro-batches for the scores of blocks, and for scores by gradients
     score_batches: int = number(8, at_least=1)
+    # (+) training images that BatchNorm's statistics are estimated from after pruning; 0: they stay
+    batchnorm_images: int = number(512, at_least=0)
     rounds: int = number(1, at_least=1, at_most=1000)  # (+) number of pruning rounds, each followed by retraining
     schedule: PruneSchedule = PruneSchedule.geometric  # (+)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)  # (+)

@@ -30,8 +30,10 @@ def retrain(
     Raises:
         RadioplatError: as :func:`radioplat.tasks.distill.distill.distill`.
     """
-    # A student without heads was trained on labels.
-    run = distill if spec.distill.teacher and read_architecture(start, "").heads else train
+    # A student with classes and without heads was trained on labels; one with neither are pretrained weights.
+    architecture = read_architecture(start, "")
+    taught = bool(architecture.heads) or not architecture.num_classes
+    run = distill if spec.distill.teacher and taught else train
     return run(retraining_spec(spec, config, start, folder), say=say).checkpoint.resolve()
 
 

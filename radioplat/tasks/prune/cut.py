@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from radioplat.compression.cost import Cost, cost_of
+from radioplat.compression.pruning.batchnorm import has_statistics, reestimate_batchnorm
 from radioplat.compression.pruning.budget import within_budget
 from radioplat.compression.pruning.prune import Aim, Cuts, prune_model
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import Sparsified, sparsify
+from radioplat.data.loading.sample_images import sample_images
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import SpecError
 from radioplat.launch.preflight.steps import prepare
@@ -23,6 +25,8 @@ from radioplat.spec.checks.tasks.training_task import command_with
 from radioplat.spec.schema.prune import PruneConfig, PruneMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.prune.score_pass import first_batches, score_student
+
+_BATCH = 64  # images that are normalised together when BatchNorm's statistics are estimated
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Cut:
         cuts: the removed places; None if neither channels nor blocks were to be removed.
         sparse: the weights that were set to zero; None if none were to be.
         before, after: cost of the backbone; zeros count like other weights.
+        batchnorm_images: number of images that BatchNorm's statistics were estimated from.
     """
 
     student: VisionModel
@@ -42,6 +47,7 @@ class Cut:
     sparse: Sparsified | None
     before: Cost
     after: Cost
+    batchnorm_images: int = 0
 
 
 def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Aim | None = None) -> Cut:
@@ -81,11 +87,25 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small = smaller(config)
         if config.cut and aim is None:
             _check_something_stays(config, cuts[config.amount])
+    images_seen = _reestimate(spec, config, small) if small is not model else 0
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
     after = cost_of(small.backbone, small.architecture.img_size, timed)
-    return Cut(small, config, cuts.get(config.amount), sparse, before, after)
+    return Cut(small, config, cuts.get(config.amount), sparse, before, after, images_seen)
+
+
+def _reestimate(spec: Spec, config: PruneConfig, small: VisionModel) -> int:
+    """Estimate BatchNorm's statistics again; return the number of images, 0 if there is nothing to do."""
+    train = spec.dataset.train_dataset
+    if not isinstance(small, Student) or not has_statistics(small) or not config.batchnorm_images:
+        return 0
+    if not (train.tar_data_sources or train.images_dir):
+        return 0
+    size = small.architecture.img_size
+    images = torch.from_numpy(sample_images(spec, {size}, config.batchnorm_images)[size])
+    reestimate_batchnorm(small, images, _BATCH)
+    return len(images)
 
 
 def _check_something_stays(config: PruneConfig, cuts: Cuts) -> None:

@@ -41,6 +41,7 @@ class PruneReport:
         rounds: rounds of pruning and retraining, in order; empty without retraining.
         went: the smallest and the largest share of a layer's channels that was removed; empty if no channels were, or
             with retraining.
+        batchnorm_images: number of images that BatchNorm's statistics were estimated from; 0 with retraining.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class PruneReport:
     sparse: Sparsified | None = None
     rounds: tuple[Round, ...] = ()
     went: tuple[float, ...] = ()
+    batchnorm_images: int = 0
 
 
 def prune(
@@ -94,7 +96,16 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
     else:
         done = cut(spec, config, checkpoint, folder)
         small, amount = done.student, done.config.amount if config.cut else 0.0
-        report = PruneReport(target, checkpoint, amount, done.before, done.after, done.sparse, went=_went(done))
+        report = PruneReport(
+            target,
+            checkpoint,
+            amount,
+            done.before,
+            done.after,
+            done.sparse,
+            went=_went(done),
+            batchnorm_images=done.batchnorm_images,
+        )
     write_model(small, target, REPORT, asdict(report))
     return report
 

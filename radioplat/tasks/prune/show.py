@@ -20,6 +20,8 @@ def show(report: PruneReport) -> None:
         )
         if sparse.left_out:
             terminal.say(f"left out, their number of inputs is not a multiple of 4: {', '.join(sparse.left_out)}")
+    if report.batchnorm_images:
+        terminal.say(f"BatchNorm's statistics estimated again from {report.batchnorm_images} training images")
     terminal.say(f"{report.path}")
     if report.rounds:
         return

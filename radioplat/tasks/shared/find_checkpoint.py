@@ -7,6 +7,7 @@ from pathlib import Path
 from radioplat.errors import EngineError
 from radioplat.spec.checks.tasks.training_task import COMMANDS
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.shared.pretrained_student import are_pretrained_weights, pretrained_student
 
 LATEST = "model_latest"
 
@@ -20,15 +21,21 @@ def task_folder(spec: Spec, task: str) -> Path:
 def find_checkpoint(spec: Spec, path: str | None, field: str) -> Path:
     """Return the checkpoint folder ``path``; if it is None, the latest of ``distill`` or ``train``.
 
+    Pretrained weights of ``model.backbone`` are written as a checkpoint first, and so need no training before the task.
+
     Args:
         path: value of the spec's ``field``.
 
     Raises:
         EngineError: it does not exist; the hint names the task to run first.
+        SpecError, WeightsError: the weights at ``path`` cannot be read, or do not fit ``model.backbone``.
     """
     if path:
         if not Path(path).exists():
-            raise EngineError(f"there is no checkpoint {path}", where=field, hint="Give a model_epoch_... folder.")
+            hint = "Give a model_epoch_... folder, or pretrained weights of model.backbone.type."
+            raise EngineError(f"there is no checkpoint {path}", where=field, hint=hint)
+        if are_pretrained_weights(Path(path)):
+            return pretrained_student(spec, Path(path), field)
         return Path(path)
     links = [task_folder(spec, task) / LATEST for task in COMMANDS]
     existing = [link for link in links if link.exists()]
@@ -36,6 +43,6 @@ def find_checkpoint(spec: Spec, path: str | None, field: str) -> Path:
         raise EngineError(
             f"no trained student: neither {links[0]} nor {links[1]} exists",
             where=field,
-            hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}.",
+            hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}: a checkpoint, or pretrained weights.",
         )
     return max(existing, key=lambda link: link.resolve().stat().st_mtime)
