@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.teach_corpora import make, scene_crops, write_lessons
-from benchmarks.teach_pictures import CELL, GAP, PACKAGES, Picture, crop, pictures, split
+from benchmarks.teach.corpora import make, scene_crops, write_lessons
+from benchmarks.teach.pictures import CELL, GAP, PACKAGES, Picture, crop, pictures, split
 from radioplat.errors import DataError
 from radioplat.quickstart.photographs import random_box
 

@@ -9,7 +9,7 @@ a summary, the mean of the map stands for it. Export with dynamic resolution: th
 features before the classifier, and the last map. Without weights it is untrained, from the seed; mean and std, unless
 given, are those of the architecture's card.
 
-The corpora are those of ``benchmarks.teach_corpora``; ``--only scenes fashion`` takes some. The crops of ``scenes`` are
+The corpora are those of ``benchmarks.teach.corpora``; ``--only scenes fashion`` takes some. The crops of ``scenes`` are
 embedded once and judged twice: by scene, and as task ``pictures`` by picture. The last line on stdout is one JSON
 object; `benchmarks/judges/embeddings.py` says what the file holds.
 """
@@ -284,7 +284,7 @@ def opened(path: Path):
     try:
         corpus = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UnfitFile(f"{path}: cannot be read ({error}); python -m benchmarks.teach_corpora makes it") from None
+        raise UnfitFile(f"{path}: cannot be read ({error}); python -m benchmarks.teach.corpora makes it") from None
     with corpus:
         yield corpus
 

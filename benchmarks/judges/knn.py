@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--draws", type=int, default=DRAWS, help="of the bootstrap")
     parser.add_argument("--curve", action="store_true", help="files are checkpoints of one run; the name has the step")
     parser.add_argument("--images-per-step", type=int, default=1, help="of --curve: the global batch size")
-    parser.add_argument("--corpora", type=Path, help="of --curve with ONNX files: the folder of teach_corpora")
+    parser.add_argument(
+        "--corpora", type=Path, help="of --curve with ONNX files: the folder of benchmarks.teach.corpora"
+    )
     given = parser.parse_args(arguments)
     if given.draws < 100 or given.images_per_step < 1:
         parser.error("--draws must be at least 100, --images-per-step at least 1")
@@ -150,7 +152,7 @@ def _embedded(path: Path, corpora: Path | None) -> Path:
     target = path.with_suffix(".embeddings.npz")
     if not target.is_file() or target.stat().st_mtime < path.stat().st_mtime:
         if corpora is None:
-            raise UnfitFile(f"{path}: to embed an ONNX file, --corpora must name the folder of teach_corpora")
+            raise UnfitFile(f"{path}: to embed an ONNX file, --corpora must name one of benchmarks.teach.corpora")
         from benchmarks.judges.embed import OnnxStudent, write_embeddings  # onnxruntime, where it is needed
 
         write_embeddings(OnnxStudent(path), corpora, target)

@@ -31,8 +31,8 @@ from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_c
 SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
 # Adam's rates for students from random weights, with and without BatchNorm. The first is that of part `scratch` of
 # benchmarks.teach; 6e-5 and 1e-3 taught its student less in equally long trials. The second was tried with a tiny ViT
-# alone.
-SCRATCH_BATCHNORM_LR, SCRATCH_LR = 3e-3, 1e-3
+# alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its student less.
+SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
 _MLP_FIELDS = ("mlp_hidden_size", "mlp_num_inner")
 EXPERIMENT = "experiment.yaml"
 
@@ -103,8 +103,11 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
 def _rate(spec: Spec, student: StudentArchitecture, pretrained: bool) -> Decision:
     """Choose the learning rate: the default of :class:`OptimConfig` for pretrained weights, a higher one for others."""
     field, optim = "train.optim.lr", spec.train.optim
-    if pretrained or optim.optim not in (OptimizerName.adam, OptimizerName.adamw):
+    pruned = pretrained and student.pruned is not None and student.quantized is None
+    if (pretrained and not pruned) or optim.optim not in (OptimizerName.adam, OptimizerName.adamw):
         return Decision(field, optim.rate, "")
+    if pruned:
+        return Decision(field, PRUNED_LR, "a pruned student")
     if _has_batchnorm(build_on_meta(student)):
         return Decision(field, SCRATCH_BATCHNORM_LR, "random weights, with BatchNorm")
     return Decision(field, SCRATCH_LR, "random weights, without BatchNorm")

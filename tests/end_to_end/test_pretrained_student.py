@@ -10,6 +10,7 @@ from torch.nn.functional import conv2d
 
 import radioplat
 from radioplat.data.loading.sample_images import sample_images
+from radioplat.design.automatic import PRUNED_LR
 from radioplat.errors import EngineError, SpecError, WeightsError
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.prune.prune import prune
@@ -78,12 +79,15 @@ def test_statistics_after_pruning_are_those_of_the_training_images(spec, cnn_fil
     assert kept.batchnorm_images == 0 and not torch.allclose(old, norm.running_mean)
 
 
-def test_it_is_retrained_by_the_teachers_of_the_spec(spec, cnn_file, tmp_path):
+@pytest.mark.parametrize(("lr", "used"), [("null", PRUNED_LR), ("1e-3", 1e-4)])
+def test_it_is_retrained_by_the_teachers_of_the_spec(spec, cnn_file, tmp_path, lr, used):
     """It has neither heads nor classes, so that nothing but teachers can train it."""
     changes = (f"prune.checkpoint={cnn_file}", f"prune.results_dir={tmp_path}", "prune.retrain.steps=1")
-    report = prune(spec, (*changes, "prune.amount=0.25"), say=lambda line: None)
+    report = prune(spec, (*changes, "prune.amount=0.25", f"train.optim.lr={lr}"), say=lambda line: None)
     student = radioplat.load_student(report.path)
     assert student.head_names == [teacher.name for teacher in spec.distill.teacher]
+    written = load_spec(tmp_path / "round_1" / "distill" / "experiment.yaml")
+    assert written.train.optim.lr == pytest.approx(used)
 
 
 def test_what_is_no_such_weights_is_named(spec, cnn_file, tmp_path):

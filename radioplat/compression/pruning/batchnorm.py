@@ -16,7 +16,7 @@ def reestimate_batchnorm(student: Student, images: torch.Tensor, batch: int) -> 
         images: uint8 ``[N, 3, H, W]``.
         batch: images that are normalised together.
     """
-    update_bn(images.split(batch), student)  # type: ignore[arg-type]  # any iterable
+    update_bn(images.split(batch), student)
     student.eval()
 
 

@@ -65,9 +65,7 @@ class Photometry:
         return pixels
 
 
-def plan_photometry(
-    augmentation: AugmentationConfig | None, seed: int, keys: np.ndarray
-) -> list[Photometry] | None:
+def plan_photometry(augmentation: AugmentationConfig | None, seed: int, keys: np.ndarray) -> list[Photometry] | None:
     """Draw the operations of samples by their ``keys`` (int64 ``[N]``); None if the spec enables none."""
     if augmentation is None:
         return None

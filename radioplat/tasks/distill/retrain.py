@@ -54,6 +54,8 @@ def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path
     run.num_epochs = length  # an epoch has at least one step
     optim.head_warmup_epochs = 0.0
     before = optim.rate
+    if config.lr is None and optim.lr is None:
+        return derived  # the rate is chosen by what the student starts from, with the spec's schedule
     if config.mode is RetrainMode.finetune:
         optim.lr = config.lr or FINETUNE_LR * before
         optim.policy, optim.policy_params, optim.warmup_epochs = Policy.linear, {"min_lr": optim.lr}, 0.0

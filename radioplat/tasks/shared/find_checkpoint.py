@@ -43,6 +43,7 @@ def find_checkpoint(spec: Spec, path: str | None, field: str) -> Path:
         raise EngineError(
             f"no trained student: neither {links[0]} nor {links[1]} exists",
             where=field,
-            hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}: a checkpoint, or pretrained weights.",
+            hint=f"Run `radioplat distill` (or `radioplat train`) first, or give {field}, a checkpoint or pretrained "
+            "weights.",
         )
     return max(existing, key=lambda link: link.resolve().stat().st_mtime)

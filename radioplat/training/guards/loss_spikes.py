@@ -59,9 +59,7 @@ class SpikeGuard(StepHook):
 
     name = "loss_spikes"
 
-    def __init__(
-        self, config: SpikeConfig, micro_batches: int = 1, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, config: SpikeConfig, micro_batches: int = 1, device: torch.device | str = "cpu") -> None:
         self._config, self._micro_batches, self._device = config, micro_batches, device
         self._losses: list[float] = []
         self.count = 0

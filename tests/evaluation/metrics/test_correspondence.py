@@ -35,8 +35,6 @@ def described(images, side=9, stride=8):
     return patches.transpose(1, 2).reshape(len(images), count, count, -1)[:, :cells, :cells]
 
 
-
-
 def measured(first, second, matrices, thresholds=(0.05, 0.1, 0.2)):
     meter = CorrespondenceMeter(list(thresholds))
     meter.update(first, second, matrices)

@@ -65,9 +65,7 @@ def test_onnxruntime_s_own_calibration_is_left_as_it_was(exported, images, tmp_p
 
 def test_what_it_does_not_take_is_named(exported, images, tmp_path):
     pixels = images.numpy().astype(np.float32) / 255
-    with pytest.raises(
-        SpecError, match="modelopt.onnx has no argument blocksize. Valid: .*block_s"
-    ):
+    with pytest.raises(SpecError, match="modelopt.onnx has no argument blocksize. Valid: .*block_s"):
         quantize_onnx(exported, tmp_path / "q.onnx", pixels, options={"blocksize": 3})
     (tmp_path / "no.onnx").write_text("this is text")
     with pytest.raises(EngineError, match="is not an ONNX file"):

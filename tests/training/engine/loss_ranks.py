@@ -55,9 +55,7 @@ def batch(real: bool) -> Batch:
     return Batch(0 if real else -1, {}, ids, ids, np.ones(3, np.float32), ids)
 
 
-def run_steps(
-    rank: int, world: int, losses: Losses | None = None, start: int = 0, stop: int = STEPS
-) -> LossStatistics:
+def run_steps(rank: int, world: int, losses: Losses | None = None, start: int = 0, stop: int = STEPS) -> LossStatistics:
     """The steps as ``world`` ranks share them, padded to the same number, one step skipped."""
     losses = losses or Losses()
     state = LossStatistics(losses)

@@ -22,7 +22,7 @@ from radioplat.training.hooks.step_record import CONTINUE, StepRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 LABELS = "images_of_labels:ImagesOfLabels"
-OTHERS = '''
+OTHERS = """
 from radioplat.training.hooks.step_hook import StepDecision, StepHook
 
 
@@ -58,7 +58,7 @@ class NoDecision(StepHook):
 
 
 def function(): ...
-'''
+"""
 
 
 @pytest.fixture(autouse=True)

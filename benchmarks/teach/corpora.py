@@ -1,12 +1,12 @@
 """Corpora for `python -m benchmarks.teach` and its judge: made from Debian's packages, never shipped.
 
-``python -m benchmarks.teach_corpora [--folder results/teach/corpora] [--crops 12000] [--scenes 240] [--bank 12]
+``python -m benchmarks.teach.corpora [--folder results/teach/corpora] [--crops 12000] [--scenes 240] [--bank 12]
 [--queries 20] [--garments 2500] [--composites 600] [--seed 1] [--debs DIR] [--sheets]``. Packages gnome-backgrounds,
 mate-backgrounds, plasma-workspace-wallpapers and dataset-fashion-mnist come by ``apt-get download`` (no root, nothing
 is installed), or from ``.deb`` files in ``--debs``. The folder then has:
 
 - ``train/train-*.tar``: WebDataset shards of JPEG crops without labels, for the student;
-- ``scenes.npz``: crops of other cells of the same pictures, label: the scene (`benchmarks/teach_pictures.py`), and as
+- ``scenes.npz``: crops of other cells of the same pictures, label: the scene (`benchmarks/teach/pictures.py`), and as
   a coarser one, ``bank.pictures`` and ``queries.pictures``, the picture (``picture_names``);
 - ``fashion.npz``: Fashion-MNIST at 96 pixels, ten classes;
 - ``composites.npz``: garments on pieces of the held-out cells, at 192 pixels, with masks, for dense probes;
@@ -38,10 +38,11 @@ import PIL
 import webdataset
 from PIL import Image
 
-from benchmarks import teach_garments, teach_pictures
-from benchmarks.teach_garments import BACKGROUND, CLASSES, SIDE, Garments, composite, enlarged, read_garments
-from benchmarks.teach_pictures import Lesson, Picture, Scene, crop, pictures, split, unpack
-from benchmarks.teach_sheets import write_sheets
+from benchmarks.teach import garments as garments_code
+from benchmarks.teach import pictures as pictures_code
+from benchmarks.teach.garments import BACKGROUND, CLASSES, SIDE, Garments, composite, enlarged, read_garments
+from benchmarks.teach.pictures import Lesson, Picture, Scene, crop, pictures, split, unpack
+from benchmarks.teach.sheets import write_sheets
 from radioplat.common import terminal
 from radioplat.errors import RadioplatError
 
@@ -86,7 +87,7 @@ def make(folder: Path, counts: dict[str, int], seed: int, debs: Path | None = No
         DataError: a package cannot be had, or has too little in it.
     """
     code = "".join(
-        _sha256(Path(module.__file__ or "")) for module in (sys.modules[__name__], teach_pictures, teach_garments)
+        _sha256(Path(module.__file__ or "")) for module in (sys.modules[__name__], pictures_code, garments_code)
     )
     arguments = {
         "code": hashlib.sha256(code.encode()).hexdigest(),

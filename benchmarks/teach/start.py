@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach_programs import FIGURE, TEACHERS, compared, distil, embedded, last_line, teacher
+from benchmarks.teach.programs import FIGURE, TEACHERS, compared, distil, embedded, last_line, teacher
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 
 STUDENT, SECOND = "lite0", "lite2"

@@ -29,31 +29,65 @@ def last_line(module: str, *arguments: object) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def distil(home: Path, spec: dict[str, Any]) -> Path:
-    """Train by ``radioplat distill`` and export by ``radioplat export``; return the ONNX file, with all heads.
+def radioplat(task: str, home: Path, spec: dict[str, Any]) -> None:
+    """Run ``radioplat TASK`` on ``spec``, with results in ``home``.
 
-    It takes images of any size. A run that has ended is not repeated, one that was interrupted goes on.
+    Raises:
+        CalledProcessError: it failed; its messages are on stderr.
+    """
+    subprocess.run([sys.executable, *_command(task, home, spec)], check=True, stdout=sys.stderr)
+
+
+def _command(task: str, home: Path, spec: dict[str, Any]) -> list[str]:
+    """Write the spec; return the words behind ``python``."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / f"{task}.yaml"
+    path.write_text(yaml.safe_dump({"results_dir": str(home), **spec}), encoding="utf-8")
+    return ["-m", "radioplat.cli", task, "-e", str(path)]
+
+
+def exported(home: Path, spec: dict[str, Any], heads: Sequence[str] = ()) -> Path:
+    """Export by ``radioplat export``; return the ONNX file, which takes images of any size and is not written again.
+
+    Raises:
+        CalledProcessError: it failed; its messages are on stderr.
+    """
+    onnx = home / "student.onnx"
+    export = {"dynamic_resolution": True, "onnx_file": str(onnx), "adaptors": list(heads), **spec.get("export", {})}
+    if not onnx.exists():
+        radioplat("export", home, {**spec, "export": export})
+    return onnx
+
+
+def distil(home: Path, spec: dict[str, Any]) -> Path:
+    """Train by ``radioplat distill`` and export; return the ONNX file, with all heads.
+
+    A run that has ended is not repeated, one that was interrupted goes on.
 
     Raises:
         CalledProcessError: one of them failed; its messages are on stderr.
     """
+    if not (home / "student.onnx").exists():
+        timed(home, _command("distill", home, spec))
+    return exported(home, spec, [teacher["name"] for teacher in spec["distill"]["teacher"]])
+
+
+def timed(home: Path, command: Sequence[object]) -> None:
+    """Run a program, or with ``-m`` a module of this environment, and note its seconds for :func:`seconds_of`.
+
+    Raises:
+        CalledProcessError: it failed; its messages are on stderr.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    path, onnx = home / "spec.yaml", home / "student.onnx"
-    heads = [teacher["name"] for teacher in spec["distill"]["teacher"]]
-    export = {"dynamic_resolution": True, "onnx_file": str(onnx), "adaptors": heads}
-    path.write_text(yaml.safe_dump({"results_dir": str(home), "export": export, **spec}), encoding="utf-8")
-    if not onnx.exists():
-        for task in ("distill", "export"):
-            command, begin = [sys.executable, "-m", "radioplat.cli", task, "-e", str(path)], time.monotonic()
-            subprocess.run(command, check=True, stdout=sys.stderr)
-            if task == "distill":
-                with (home / "seconds").open("a") as file:
-                    file.write(f"{time.monotonic() - begin:.1f}\n")
-    return onnx
+    words = [*([sys.executable] if command[0] == "-m" else []), *map(str, command)]
+    begin = time.monotonic()
+    subprocess.run(words, check=True, stdout=sys.stderr)
+    with (home / "seconds").open("a") as file:
+        file.write(f"{time.monotonic() - begin:.1f}\n")
 
 
 def seconds_of(home: Path) -> float:
-    """Return the seconds by the clock that the training of :func:`distil` took, over all starts that ended well."""
+    """Return the seconds by the clock that the training took, over all starts that ended well."""
     return sum(map(float, (home / "seconds").read_text().split()))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_closing, binary_fill_holes, distance_transform_edt
 
-from benchmarks.teach_pictures import GARMENTS, LIGHT
+from benchmarks.teach.pictures import GARMENTS, LIGHT
 from radioplat.errors import DataError
 from radioplat.quickstart.photographs import Box, random_box, relight
 

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.teach_programs import FIGURE, TEACHERS, compared, distil, embedded, seconds_of, teacher
+from benchmarks.teach.programs import FIGURE, TEACHERS, compared, distil, embedded, seconds_of, teacher
 from radioplat.quickstart.weights import teacher_weights
 
 STUDENT, TEACHER = "mobilenetv3_small_100", "lite0"

@@ -1,4 +1,4 @@
-"""Contact sheets of the corpora that `benchmarks.teach_corpora` made, to look at: ``sheets/*.png`` in their folder."""
+"""Contact sheets of the corpora that `benchmarks.teach.corpora` made, to look at: ``sheets/*.png`` in their folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do students become good, by the platform's defaults? Judged from outside, on corpora of `benchmarks.teach_corpora`.
+"""Do students become good, by the platform's defaults? Judged from outside, on corpora of `benchmarks.teach.corpora`.
 
 ``python -m benchmarks.teach [--only PART ...] [--seeds 1] [--folder results/teach]``. Parts:
 
@@ -8,6 +8,12 @@
   (``second_teacher_fidelity_gain``, the lower bound)?
 - ``scratch``: mobilenetv3_small from random weights is taught by tf_efficientnet_lite0 for less than five minutes: how
   far is its kNN above that of untrained ones (``scratch_gain``)?
+- ``half``: tf_efficientnet_lite0, cut to half of its multiply-accumulates by ``radioplat prune``, is taught by what it
+  was, for less than ten minutes: kNN over that of the pruned student (``gain_over_start_lower_bound``), and as a share
+  of its teacher's (``pruned_half_kept``).
+- ``peers``: mobilenetv3_small from random weights, taught by tf_efficientnet_lite0 on the same crops by us, by
+  LightlyTrain and by a loop written by hand (``vs_lightly_equal_images_lower_bound``,
+  ``vs_lightly_equal_time_lower_bound``, ``vs_loop_equal_images_lower_bound``).
 
 Weights and ONNX files are read by `benchmarks/judges/embed.py` and judged by `benchmarks/judges/knn.py`, which import
 nothing of radioplat. What ``--folder`` has is not run again, and what was interrupted goes on. The last line on stdout
@@ -23,12 +29,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import teach_scratch, teach_start
-from benchmarks.teach_programs import last_line
+from benchmarks.teach import half, peers, scratch, start
+from benchmarks.teach.programs import last_line
 from radioplat.common import terminal
 
 FOLDER = Path("results/teach")
-PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {"start": teach_start.run, "scratch": teach_scratch.run}
+PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
+    "start": start.run,
+    "scratch": scratch.run,
+    "half": half.run,
+    "peers": peers.run,
+}
 
 
 def main() -> None:
@@ -40,7 +51,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     terminal.note("corpora")
-    last_line("benchmarks.teach_corpora", "--folder", given.folder / "corpora")
+    last_line("benchmarks.teach.corpora", "--folder", given.folder / "corpora")
     found: dict[str, Any] = {"seeds": given.seeds}
     for part in given.only:
         terminal.note(f"part {part}")
