@@ -64,6 +64,7 @@ def tiny_spec(inputs: Path, results: Path, steps: int, workers: tuple[int, int],
             "img_size": SIZE,
             "batch_size": 2,
             "workers": 1,
+            "augmentation": {"views_per_image": 0},  # teachers are asked to the end
             "train_dataset": {"tar_data_sources": [{"root_dir": str(inputs / "shards"), "steps_per_epoch": steps}]},
         },
         "train": {

@@ -238,6 +238,7 @@ def _spec(work: Work):
             "dataset": {
                 "img_size": work.size,
                 "batch_size": work.batch,
+                "augmentation": {"views_per_image": 0},  # teachers are asked to the end
                 "train_dataset": {"tar_data_sources": [{"root_dir": work.shards, "steps_per_epoch": total}]},
             },
             "train": {

@@ -124,6 +124,7 @@ def ours(work: Work) -> dict:
             "img_size": SIZE,
             "batch_size": work.batch,
             "prefetch_batches": PREFETCH,
+            "augmentation": {"views_per_image": 0},  # teachers compute each image in each pass, as on the other sides
             "train_dataset": {"tar_data_sources": [{"root_dir": work.shards}]},
         },
         "train": {"precision": work.precision, "max_steps": work.total_steps, "optim": {"lr": 1e-4}},

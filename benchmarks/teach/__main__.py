@@ -6,6 +6,8 @@
   spec's defaults, at the quickstart's length and at ten times it: does it keep its kNN (``start_as_teacher_*``), and
   does its backbone learn from the second teacher: is its head nearer to it than one on a frozen backbone
   (``second_teacher_fidelity_gain``, the lower bound)?
+- ``fit``: the same student at the quickstart's length, with random heads: which share of the steps do fitted ones save
+  until they are as near to the second teacher (``head_fit_steps_saved``)?
 - ``scratch``: mobilenetv3_small from random weights is taught by tf_efficientnet_lite0 for less than five minutes: how
   far is its kNN above that of untrained ones (``scratch_gain``)?
 - ``half``: tf_efficientnet_lite0, cut to half of its multiply-accumulates by ``radioplat prune``, is taught by what it
@@ -29,13 +31,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach import half, peers, scratch, start
+from benchmarks.teach import fit, half, peers, scratch, start
 from benchmarks.teach.programs import last_line
 from radioplat.common import terminal
 
 FOLDER = Path("results/teach")
 PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
     "start": start.run,
+    "fit": fit.run,
     "scratch": scratch.run,
     "half": half.run,
     "peers": peers.run,

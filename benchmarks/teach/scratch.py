@@ -43,14 +43,13 @@ def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
 
 
 def _spec(corpora: Path, weights: Path, seed: int) -> dict[str, Any]:
-    """Return the spec: what a user must say, and that each image has one view, so that the teacher sees it once."""
+    """Return the spec: what a user must say."""
     source = {"root_dir": str(corpora / "train"), "samples_per_file": 500, "steps_per_epoch": PASS}
     return {
         "model": {"backbone": {"type": STUDENT}},
         "dataset": {
             "img_size": SIDE,
             "batch_size": BATCH,
-            "augmentation": {"views_per_image": 1},
             "train_dataset": {"tar_data_sources": [source], "seed": seed},
             "index_dir": str(corpora.parent / "index"),
         },

@@ -59,7 +59,7 @@ def decide(spec: Spec, student: StudentArchitecture, folder: Path) -> tuple[Spec
     Raises:
         WeightsError: pretrained weights cannot be read.
     """
-    earlier = _earlier(spec, folder)
+    earlier = earlier_spec(spec, folder)
     decisions = list(_kept(spec, earlier) if earlier is not None else _decisions(spec, student))
     spec = copy.deepcopy(spec)
     for decision in decisions:
@@ -128,7 +128,7 @@ def _kept(spec: Spec, earlier: Spec) -> Iterator[Decision]:
         yield Decision("train.optim.head_warmup_epochs", earlier.train.optim.head_warmup_epochs or 0.0, "")
 
 
-def _earlier(spec: Spec, folder: Path) -> Spec | None:
+def earlier_spec(spec: Spec, folder: Path) -> Spec | None:
     """Return the spec that an earlier start of the run wrote; None if there is none, or no checkpoint to resume."""
     resumed = spec.train.resume_training_checkpoint_path
     if resumed and (experiment := Path(resumed).parent / EXPERIMENT).exists():

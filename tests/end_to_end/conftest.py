@@ -137,6 +137,7 @@ def make_spec(corpora, weights) -> SpecMaker:
             "img_size": SIZE,
             "batch_size": 2,
             "workers": 1,
+            "augmentation": {"views_per_image": 0},  # else the second epoch would ask no teacher
             "train_dataset": {
                 "tar_data_sources": [
                     {"root_dir": str(corpora / "a"), "scale_factor": 2.0, "steps_per_epoch": 4},

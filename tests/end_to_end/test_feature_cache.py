@@ -8,6 +8,8 @@ import pytest
 import safetensors.torch
 
 from radioplat.errors import SpecError
+from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.launch.preflight.steps import take_steps
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
 from radioplat.teachers.serving.teacher_runner import TeacherRunner
@@ -97,9 +99,37 @@ def test_a_run_that_repeats_its_views_asks_the_teachers_once(make_spec, distil, 
     assert hits(more, "lite0")[-4:] == [1.0] * 4
     assert not any("feature_cache.dir" in line["message"] for line in read_status(more.folder / "status.json"))
     # Nothing repeats with other crops in each pass, so nothing is stored.
-    assert "feature cache" not in plan(load_spec(make_spec(tmp_path / "none"), few[:1])).facts
+    other = [few[0], "dataset.augmentation.views_per_image=0"]
+    assert "feature cache" not in plan(load_spec(make_spec(tmp_path / "none"), other)).facts
     full = [*few, "feature_cache.max_bytes=1000"]
     assert "none; " in plan(load_spec(make_spec(tmp_path / "full"), full)).facts["feature cache"]
+
+
+def test_the_number_of_views_follows_the_number_of_passes(make_spec, distil, tmp_path):
+    """Unset, no view is shown more than four times; a run that has begun keeps its views, and 0 repeats none."""
+    unset = "dataset.augmentation.views_per_image=null"
+
+    def decided(epochs: int, *overrides: str) -> tuple[int | None, str]:
+        changes = (unset, f"train.num_epochs={epochs}", *overrides)
+        preflight = Preflight(load_spec(make_spec(tmp_path / "run"), changes), "distill", tmp_path / "x", Level.start)
+        take_steps(preflight)
+        fact = preflight.facts.get("decided for this run", "")
+        return preflight.spec.dataset.augmentation.views_per_image, fact
+
+    # Of 24 and 16 images, an epoch of 24 takes 16 and 8.
+    assert decided(1) == (0, "")  # nothing would repeat
+    assert decided(4)[0] == 1 and "views_per_image=1 (2.67 passes" in decided(4)[1]
+    assert decided(7)[0] == 2 and decided(30)[0] == 5
+    assert decided(30, "feature_cache.max_bytes=100000") == (0, "")  # no room
+    assert decided(30, "feature_cache.enabled=false") == (0, "")
+    assert decided(30, "dataset.augmentation.views_per_image=0") == (0, "")
+    assert decided(30, "dataset.augmentation.views_per_image=3")[0] == 3
+    spec = make_spec(tmp_path / "begun")
+    begun = distil(spec, unset, "train.num_epochs=4")
+    assert hits(begun, "lite0")[-1] == 1.0
+    more = load_spec(spec, (unset, "train.num_epochs=30"))
+    preflight = take_steps(Preflight(more, "distill", begun.folder, Level.start))
+    assert preflight.spec.dataset.augmentation.views_per_image == 1
 
 
 def test_a_full_cache_is_told_and_a_useless_one_refused(make_spec, distil, tmp_path):

@@ -61,7 +61,7 @@ class Recipe:
         With ``views_per_image``, the image and the number of its view, which repeats after so many passes.
         """
         repeated = self.augmentation.views_per_image if self.augmentation else None
-        if repeated is None:
+        if not repeated:
             return samples.position
         return samples.sample_id * repeated + samples.pass_number % repeated
 

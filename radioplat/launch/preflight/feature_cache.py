@@ -1,30 +1,75 @@
-"""Preflight step: use a feature cache if a run shows the same views of its images again."""
+"""Preflight steps: repeat the views of images in a run of several passes, and store the teachers' features of them."""
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from pathlib import Path
 
 from radioplat.data.order.order import SampleOrder
+from radioplat.design.automatic import Decision, earlier_spec
 from radioplat.design.models import Models
 from radioplat.design.stages import total_steps
 from radioplat.design.views import run_views
 from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.run_parts import AUTOMATIC
 from radioplat.spec.schema.root import Spec
 
 FEATURE_CACHE = "feature cache"  # title of the fact
 FOLDER = "feature_cache"  # in the task's results folder, if the spec names none
 _DISK_SHARE = 0.5  # of the free space that an unasked cache may fill
+# Shown four times, views teach a student as much as four different ones, within the noise of part `scratch` of
+# benchmarks.teach (kNN 0.574 and 0.583, one seed), and in two thirds of the time; more repetitions were not tried.
+TIMES_A_VIEW = 4
+_WORTH = 0.25  # share of a run's views that must repeat
+
+
+def repeated_views(preflight: Preflight) -> None:
+    """Decide after how many passes the views of an image repeat, if the spec leaves it open; record it as a fact.
+
+    Teachers compute a view once if their features have room on the disk. No view is shown more than
+    :data:`TIMES_A_VIEW` times. A run that has begun keeps its views.
+    """
+    spec, models, data = preflight.spec, preflight.models, preflight.data
+    if spec.dataset.augmentation.views_per_image is not None or models is None or data is None:
+        return
+    earlier = earlier_spec(spec, preflight.folder)
+    if earlier is not None:
+        count, reason = earlier.dataset.augmentation.views_per_image or 0, ""
+    else:
+        count, reason = _choose_views(preflight, models, data.order)
+    preflight.spec = copy.deepcopy(spec)
+    preflight.spec.dataset.augmentation.views_per_image = count
+    if count and reason:
+        decision = Decision("dataset.augmentation.views_per_image", count, reason)
+        preflight.facts[AUTOMATIC] = "; ".join(filter(None, [preflight.facts.get(AUTOMATIC), str(decision)]))
+
+
+def _choose_views(preflight: Preflight, models: Models, order: SampleOrder) -> tuple[int, str]:
+    """Return the number of views of an image and the reason for it; 0 if each pass shows another one."""
+    spec, config = preflight.spec, preflight.spec.feature_cache
+    if config.enabled is False or not _cached_numbers(models) or not _can_repeat(spec, models):
+        return 0, ""
+    images = total_steps(spec, preflight.steps_per_epoch) * spec.global_batch_size
+    shares = enumerate(order.mixture.shares)
+    passes = max(images * share / order.mixture.period / order.pass_length(i) for i, share in shares)
+    count = math.ceil(passes / TIMES_A_VIEW)
+    if repeated_share(order, count, images) < _WORTH:
+        return 0, ""
+    size, room = _bytes(models, order, count), _room(preflight)
+    if size > room:
+        return 0, ""
+    return count, f"{passes:.3g} passes over the images; teachers compute {count} views of each, which then repeat"
 
 
 def feature_cache(preflight: Preflight) -> None:
     """Choose a folder for the feature cache if the run repeats views and the spec names none; record it as a fact."""
     spec, models, data = preflight.spec, preflight.models, preflight.data
     config = spec.feature_cache
-    if models is None or data is None or config.enabled is False or not (numbers := sum(_cached_numbers(models))):
+    if models is None or data is None or config.enabled is False or not _cached_numbers(models):
         return
-    each, note, folder = 2 * numbers, "", config.dir
+    each, note, folder = 2 * sum(_cached_numbers(models)), "", config.dir
     if not folder:
         views = views_per_image(spec, models)
         images = total_steps(spec, preflight.steps_per_epoch) * spec.global_batch_size
@@ -32,8 +77,7 @@ def feature_cache(preflight: Preflight) -> None:
         if not repeated and not config.enabled:
             return
         note = f"; {repeated:.0%} of the run's views repeat"
-        size = each * (views or 1) * sum(map(data.order.pass_length, range(len(data.order.mixture.shares))))
-        room = min(config.max_bytes, int(_DISK_SHARE * _free(preflight.folder)))
+        size, room = _bytes(models, data.order, views or 1), _room(preflight)
         if size > room and not config.enabled:
             preflight.facts[FEATURE_CACHE] = (
                 f"none{note}, but their features need {size / 1e9:,.1f} GB and {room / 1e9:,.1f} GB may be used: "
@@ -49,13 +93,19 @@ def feature_cache(preflight: Preflight) -> None:
 
 def views_per_image(spec: Spec, models: Models) -> int | None:
     """Return after how many passes an image's views repeat; None if each pass shows other views."""
+    if not _can_repeat(spec, models):
+        return None
     views = run_views(spec, models.teachers, models.infos, models.student_stride)
-    if any(len(view.sizes) > 1 or view.plan for view in views):
-        return None  # a size is drawn for each micro-batch
     augmentation = spec.dataset.augmentation
     split = spec.dataset.train_dataset
     moves = split.full_equivariance or split.shift_equivariance or any(view.shifted for view in views)
     return augmentation.views_per_image or (None if moves or augmentation.is_random else 1)
+
+
+def _can_repeat(spec: Spec, models: Models) -> bool:
+    """Return False if a size is drawn for each micro-batch."""
+    views = run_views(spec, models.teachers, models.infos, models.student_stride)
+    return not any(len(view.sizes) > 1 or view.plan for view in views)
 
 
 def repeated_share(order: SampleOrder, views: int, images: int) -> float:
@@ -65,6 +115,18 @@ def repeated_share(order: SampleOrder, views: int, images: int) -> float:
         math.ceil(views * order.pass_length(i) * mixture.period / share) for i, share in enumerate(mixture.shares)
     )
     return max(0.0, 1 - first / images)
+
+
+def _bytes(models: Models, order: SampleOrder, views: int) -> int:
+    """Return the size of the features of all images in so many views."""
+    images = sum(map(order.pass_length, range(len(order.mixture.shares))))
+    return 2 * sum(_cached_numbers(models)) * views * images
+
+
+def _room(preflight: Preflight) -> int:
+    """Return the bytes that an unasked cache may fill; a folder that the spec names may be on another disk."""
+    config = preflight.spec.feature_cache
+    return config.max_bytes if config.dir else min(config.max_bytes, int(_DISK_SHARE * _free(preflight.folder)))
 
 
 def _free(folder: Path) -> int:

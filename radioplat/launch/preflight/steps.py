@@ -34,6 +34,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.start, readiness.placement),
     (Level.plan, teaching.scheme),
     (Level.plan, teaching.unusual_inputs),
+    (Level.start, feature_cache.repeated_views),
     (Level.start, feature_cache.feature_cache),
     (Level.plan, teaching.devices),
     (Level.plan, run_parts.length),

@@ -130,8 +130,9 @@ class AugmentationConfig:
     # image sizes, all equally likely; or, as in TAO, a list of {size: probability}
     multi_scales: list[Any] = field(default_factory=list)
     patch_size: int | None = number(None, at_least=1)
-    # (+) how many different random views an image has, one a pass, then the first again; unset: another in each pass
-    views_per_image: int | None = number(None, at_least=1)
+    # (+) how many different random views an image has, one a pass, then the first again; 0: another in each pass;
+    # unset: by the number of passes, if the teachers' features of the views have room on the disk
+    views_per_image: int | None = number(None, at_least=0)
     # unset: for the student those of its pretrained weights if they are known, else ImageNet's
     mean: list[float] = number(list)
     std: list[float] = number(list, above=0)
