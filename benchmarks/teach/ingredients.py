@@ -1,0 +1,170 @@
+"""What each ingredient of the recipe is worth to a small ViT from random weights, at a budget where it can be seen.
+
+``python -m benchmarks.teach.ingredients [--seeds 1 2 3] [--only NAME ...] [--folder results/teach] [--minutes M]``. A
+``radio_vit_tiny_patch16`` of six blocks is taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2
+(map) on two passes over the 12,000 crops of `benchmarks.teach.corpora`; every variant changes one thing of ``base``, or
+of the variant that it names. Seeds are those of the weights and draws; the order and the views of the images are the
+same for all, so that teachers compute each view once. Two runs at a time, a thread each.
+
+What ``--folder`` has is not run again, what was interrupted goes on, and ``--minutes`` starts no run after so many. The
+last line on stdout is one JSON object: for each variant that has all seeds the differences on each figure of
+`benchmarks/judges/knn.py`, paired over queries and seeds, with the p-value of its normal approximation and ``holm``:
+that, corrected for all variants of the figure (Holm 1979).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from benchmarks.teach.programs import TEACHERS, compared, distil, embedded, last_line, teacher
+from radioplat.common import terminal
+from radioplat.quickstart.weights import teacher_weights
+
+FOLDER = Path("results/teach")
+BASE = "base"
+SIDE, BATCH, PASS, STEPS = 96, 32, 375, 750
+FIGURES = ("pictures.knn", "pictures.linear", "fashion.knn", "fashion.linear", "composites.dense")
+AT_ONCE = 2
+_BOTH = ("distill.teacher[0].", "distill.teacher[1].")
+_MSE = [f"{each}loss_type=MSE" for each in _BOTH]
+
+
+# name -> (the variant that it is compared with, its overrides)
+VARIANTS: dict[str, tuple[str, list[str]]] = {
+    BASE: (BASE, []),
+    "linear_heads": (BASE, ["distill.use_mlp=false"]),
+    "angle": (BASE, ["distill.teacher[0].summary_loss_type=angle"]),
+    "mse": (BASE, _MSE),
+    "standardize_mse": ("mse", [*_MSE, "distill.target_norm.type=standardize"]),
+    "phi_s_mse": ("standardize_mse", [*_MSE, "distill.target_norm.type=phi_s"]),
+    "standardize": (BASE, ["distill.target_norm.type=standardize"]),
+    "phi_s": ("standardize", ["distill.target_norm.type=phi_s"]),
+    "teacher_drop": (BASE, ["distill.teacher_drop_prob=0.25"]),
+    "mesa": (BASE, ["distill.mesa.weight=1", "train.enable_ema=true", "train.ema_decay=0.99"]),
+    "damp": (BASE, ["train.damp=0.1"]),
+    "average": (BASE, ["train.enable_ema=true", "train.ema_decay=0.99"]),
+    "partitions": (
+        BASE,
+        [
+            "distill.partitions=[{share: 0.5, teachers: [lite0]}, {share: 0.5, teachers: [lite2]}]",
+            f"dataset.batch_size={BATCH // 2}",
+            f"train.global_batch_size={BATCH}",
+        ],
+    ),
+    "without_cpe": (BASE, ["model.backbone.cpe=false", f"model.backbone.cpe_max_size={SIDE}"]),
+    "without_registers": (BASE, ["model.backbone.cpe_num_registers=0"]),
+    "cosine_schedule": (BASE, ["train.optim.policy=cosine"]),
+    "one_teacher": (BASE, []),
+}
+
+
+def main() -> None:
+    """Run what is missing, and compare what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many")
+    given = parser.parse_args()
+    folder, deadline = given.folder.absolute(), time.monotonic() + 60 * given.minutes
+    os.environ["OMP_NUM_THREADS"] = "1"
+    terminal.note("corpora")
+    last_line("benchmarks.teach.corpora", "--folder", folder / "corpora")
+    for kind in TEACHERS.values():
+        teacher_weights(kind, folder / "weights")
+    names = sorted(set(given.only) | {VARIANTS[name][0] for name in given.only}, key=list(VARIANTS).index)
+    jobs = [(name, seed) for seed in given.seeds for name in names]
+
+    def run(job: tuple[str, int]) -> Path | None:
+        return _run(folder, *job) if time.monotonic() < deadline or _embeddings(folder, *job).exists() else None
+
+    _run(folder, *jobs[0])  # alone: it stores the teachers' features
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        files = dict(zip(jobs, pool.map(run, jobs), strict=True))
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        sides = [[files[each, seed] for seed in given.seeds] for each in (name, VARIANTS[name][0])]
+        if name != BASE and all(file is not None for side in sides for file in side):
+            found[name] = {"against": VARIANTS[name][0], **compared(*sides)["differences"]}  # type: ignore[arg-type]
+    correct(found)
+    _show(found)
+    print(json.dumps({"seeds": given.seeds, "images": STEPS * BATCH, "variants": found}))
+
+
+def correct(found: dict[str, dict[str, Any]]) -> None:
+    """Add ``p`` and ``holm`` to each difference: two-sided, the second corrected for all variants of the figure."""
+    for figure in FIGURES:
+        for variant in found.values():
+            difference = variant[figure]
+            z = abs(difference["difference"]) / max(difference["noise_floor"] / 1.96, 1e-12)
+            difference["p"] = round(2 * (1 - NormalDist().cdf(z)), 6)
+        largest = 0.0
+        ordered = sorted(found.values(), key=lambda variant: variant[figure]["p"])
+        for rank, variant in enumerate(ordered):
+            largest = max(largest, min(1.0, variant[figure]["p"] * (len(ordered) - rank)))
+            variant[figure]["holm"] = round(largest, 6)
+
+
+def _show(found: dict[str, dict[str, Any]]) -> None:
+    rows = [
+        [name, variant["against"], *(f"{variant[f]['difference']:+.3f} (p {variant[f]['holm']:.3f})" for f in FIGURES)]
+        for name, variant in found.items()
+    ]
+    terminal.show_table("differences, p corrected by Holm", ["", "against", *FIGURES], rows)
+
+
+def _embeddings(folder: Path, name: str, seed: int) -> Path:
+    return folder / "ingredients" / name / f"seed_{seed}" / "embeddings.npz"
+
+
+def _run(folder: Path, name: str, seed: int) -> Path:
+    """Train one variant unless that is done; return the embeddings."""
+    target = _embeddings(folder, name, seed)
+    if not target.exists():
+        terminal.note(f"{name}, seed {seed}")
+        onnx = distil(target.parent, _spec(folder, name, seed))
+        embedded(target, folder / "corpora", onnx)
+    return target
+
+
+def _spec(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    source = {"root_dir": str(folder / "corpora" / "train"), "samples_per_file": 500, "steps_per_epoch": PASS}
+    teachers = [
+        teacher(each, teacher_weights(kind, folder / "weights"), "combo" if each == "lite0" else "spatial")
+        for each, kind in TEACHERS.items()
+    ]
+    base = {
+        "model": {"backbone": {"type": "radio_vit_tiny_patch16", "kwargs": {"depth": 6}}},
+        "dataset": {
+            "img_size": SIDE,
+            "batch_size": BATCH,
+            "workers": 1,
+            "augmentation": {"views_per_image": 1},
+            "train_dataset": {"tar_data_sources": [source], "seed": 1},
+            "index_dir": str(folder / "index"),
+        },
+        "train": {"seed": seed, "max_steps": STEPS, "num_epochs": STEPS // PASS, "optim": {"warmup_epochs": 0.1}},
+        "distill": {"teacher": teachers[: 1 if name == "one_teacher" else None]},
+        "feature_cache": {"dir": str(folder / "ingredients" / "features")},
+        "cluster": {"mode": "local"},
+    }
+    spec = OmegaConf.create(copy.deepcopy(base))
+    for override in VARIANTS[name][1]:
+        path, _, value = override.partition("=")
+        OmegaConf.update(spec, path, OmegaConf.create(f"value: {value}").value, force_add=True)
+    return OmegaConf.to_container(spec)  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
