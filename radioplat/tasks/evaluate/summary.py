@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from radioplat.errors import SpecError
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.sample_maps import SampleMaps
 from radioplat.evaluation.metrics.fidelity import size_of
 from radioplat.evaluation.metrics.metric import Picture
 from radioplat.evaluation.pictures.pca import pca_panel
-from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.side_by_side import ModelRow, model_notes, models_table
 from radioplat.tracking.attempts.goodput import Goodput
@@ -69,11 +71,21 @@ def write_summary(
         tables=[*findings.tables(), *costs],
         # Totals of the run: the tables have their last values.
         curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
+        images_per_step=_images_per_step(checkpoint.parent / "experiment.yaml"),
         pictures=pictures,
         spec_yaml=to_yaml(spec),
         notes=[f"Checkpoint: {checkpoint}", *notes],
     )
     return path, pictures
+
+
+def _images_per_step(experiment: Path) -> int:
+    """Return the global batch size of the run that wrote ``experiment``; 0 if that is not known."""
+    if not experiment.exists():
+        return 0
+    with contextlib.suppress(SpecError):  # of a version with other fields
+        return load_spec(experiment).global_batch_size
+    return 0
 
 
 def _of_models(sample: SampleMaps | None, names: Sequence[str]) -> list[Picture]:

@@ -55,12 +55,13 @@ def group_curves(curves: Mapping[str, Curve]) -> dict[str, dict[str, Curve]]:
     return ({"loss": total} if total else {}) | teachers | other
 
 
-def draw_curves(title: str, lines: Mapping[str, Curve]) -> bytes:
+def draw_curves(title: str, lines: Mapping[str, Curve], images_per_step: int = 0) -> bytes:
     """Draw a chart as PNG; a loss with many values is drawn with its running mean.
 
     Args:
         title: shown above the axes; a title that begins with ``loss`` marks a chart of losses.
         lines: curves by label; up to 8 colours, then they repeat.
+        images_per_step: global batch size, for a second axis of images seen; 0 for none.
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
@@ -89,6 +90,13 @@ def draw_curves(title: str, lines: Mapping[str, Curve]) -> bytes:
     axes.set_title(title, fontsize=10, loc="left", color="#222222")
     axes.set_xlabel("step", fontsize=8, color="#555555")
     axes.tick_params(labelsize=8, colors="#555555")
+    if images_per_step:
+        seen = axes.secondary_xaxis(
+            "top", functions=(lambda steps: steps * images_per_step, lambda images: images / images_per_step)
+        )
+        seen.set_xlabel("images seen", fontsize=8, color="#555555")
+        seen.tick_params(labelsize=8, colors="#555555")
+        seen.spines["top"].set_color("#bbbbbb")
     axes.grid(True, color="#e8e8e8", lw=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -22,6 +22,7 @@ def write_report(
     title: str,
     tables: Sequence[Table] = (),
     curves: Mapping[str, Curve] | None = None,
+    images_per_step: int = 0,
     pictures: Sequence[tuple[str, bytes]] = (),
     spec_yaml: str = "",
     notes: Sequence[str] = (),
@@ -33,6 +34,7 @@ def write_report(
         title: heading of the page.
         tables: results, in order.
         curves: ``{metric: [(step, value), ...]}`` from :func:`radioplat.tracking.report.curves.curves_from_status`.
+        images_per_step: global batch size of the run that ``curves`` belong to; 0 if unknown.
         pictures: ``(caption, PNG bytes)``.
         spec_yaml: the spec, in a collapsed section; secrets are masked.
         notes: lines under the heading.
@@ -45,7 +47,7 @@ def write_report(
             if len(row) != len(table.columns):
                 sizes = f"{len(row)} cells for {len(table.columns)} columns"
                 raise ValueError(f"a row of table {table.title!r} has {sizes}")
-    charts = [(name, draw_curves(name, lines)) for name, lines in group_curves(curves or {}).items()]
+    charts = [(name, draw_curves(name, lines, images_per_step)) for name, lines in group_curves(curves or {}).items()]
     return write_page(
         path,
         "radioplat.tracking.report",

@@ -61,6 +61,8 @@ def test_one_chart_a_teacher():
 def test_chart_is_a_png_of_the_asked_size(count):
     png = draw_curves("loss", {"a": [(i, 1.0 + i) for i in range(count)], "b": [(0, 1e-3)]})
     assert png[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", png[16:24]) == (806, 460)
+    with_images = draw_curves("loss", {"a": [(i, 1.0 + i) for i in range(count)], "b": [(0, 1e-3)]}, 32)
+    assert with_images != png and with_images[16:24] == png[16:24]
 
 
 @settings(max_examples=40, deadline=None)
