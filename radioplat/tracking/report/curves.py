@@ -7,6 +7,8 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from radioplat.tracking.status import read_status
 
 Curve = list[tuple[int, float]]
@@ -92,7 +94,7 @@ def draw_curves(title: str, lines: Mapping[str, Curve], images_per_step: int = 0
     axes.tick_params(labelsize=8, colors="#555555")
     if images_per_step:
         seen = axes.secondary_xaxis(
-            "top", functions=(lambda steps: steps * images_per_step, lambda images: images / images_per_step)
+            "top", functions=(lambda x: np.asarray(x) * images_per_step, lambda x: np.asarray(x) / images_per_step)
         )
         seen.set_xlabel("images seen", fontsize=8, color="#555555")
         seen.tick_params(labelsize=8, colors="#555555")
