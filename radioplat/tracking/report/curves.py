@@ -93,12 +93,12 @@ def draw_curves(title: str, lines: Mapping[str, Curve], images_per_step: int = 0
     axes.set_xlabel("step", fontsize=8, color="#555555")
     axes.tick_params(labelsize=8, colors="#555555")
     if images_per_step:
-        seen = axes.secondary_xaxis(
+        upper = axes.secondary_xaxis(
             "top", functions=(lambda x: np.asarray(x) * images_per_step, lambda x: np.asarray(x) / images_per_step)
         )
-        seen.set_xlabel("images seen", fontsize=8, color="#555555")
-        seen.tick_params(labelsize=8, colors="#555555")
-        seen.spines["top"].set_color("#bbbbbb")
+        upper.set_xlabel("images seen", fontsize=8, color="#555555")
+        upper.tick_params(labelsize=8, colors="#555555")
+        upper.spines["top"].set_color("#bbbbbb")
     axes.grid(True, color="#e8e8e8", lw=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
