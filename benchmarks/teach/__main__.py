@@ -16,6 +16,8 @@
 - ``peers``: mobilenetv3_small from random weights, taught by tf_efficientnet_lite0 on the same crops by us, by
   LightlyTrain and by a loop written by hand (``vs_lightly_equal_images_lower_bound``,
   ``vs_lightly_equal_time_lower_bound``, ``vs_loop_equal_images_lower_bound``).
+- ``repeated``: images a second in a pass whose views the teacher has seen, over those of a loop without teacher
+  (``repeated_pass_ratio``).
 
 Weights and ONNX files are read by `benchmarks/judges/embed.py` and judged by `benchmarks/judges/knn.py`, which import
 nothing of radioplat. What ``--folder`` has is not run again, and what was interrupted goes on. The last line on stdout
@@ -31,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach import fit, half, peers, scratch, start
+from benchmarks.teach import fit, half, peers, repeated, scratch, start
 from benchmarks.teach.programs import last_line
 from radioplat.common import terminal
 
@@ -42,6 +44,7 @@ PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
     "scratch": scratch.run,
     "half": half.run,
     "peers": peers.run,
+    "repeated": repeated.run,
 }
 
 

@@ -64,6 +64,10 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     ),
     "without_cpe": (BASE, ["model.backbone.cpe=false", f"model.backbone.cpe_max_size={SIDE}"]),
     "without_registers": (BASE, ["model.backbone.cpe_num_registers=0"]),
+    "rate_doubled": (BASE, ["train.optim.lr=2e-3"]),
+    "rate_halved": (BASE, ["train.optim.lr=5e-4"]),
+    "heads_faster": (BASE, ["train.optim.projector_lr=3e-3"]),
+    "heads_slower": (BASE, ["train.optim.projector_lr=3e-4"]),
     "cosine_schedule": (BASE, ["train.optim.policy=cosine"]),
     "one_teacher": (BASE, []),
 }

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,13 +73,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without-teacher", action="store_true", help="teach random features, for timings")
     given = parser.parse_args()
     begin = time.monotonic()
     torch.manual_seed(given.seed)
     student, teacher = timm.create_model(STUDENT), timm.create_model(TEACHER).eval().requires_grad_(False)
     teacher.load_state_dict(load_file(given.weights))
     blank = torch.zeros(2, 3, SIDE, SIDE)
-    pairs = zip(features(student, blank, IMAGENET), features(teacher, blank, HALF), strict=True)
+    with torch.no_grad():
+        pairs = zip(features(student, blank, IMAGENET), features(teacher, blank, HALF), strict=True)
     heads = nn.ModuleList(nn.Linear(ours.shape[-1], theirs.shape[-1]) for ours, theirs in pairs)
     parameters = [*student.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=DECAY)
@@ -85,9 +89,11 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, (1 + math.cos(math.pi * step / given.steps)) / 2)
     )
+    random = features(teacher, 255 * torch.rand(given.batch, 3, SIDE, SIDE), HALF)
+    clock = [time.monotonic()]
     for _, images in zip(range(given.steps), batches(given.shards, given.batch), strict=False):
         with torch.no_grad():
-            targets = features(teacher, images, HALF)
+            targets = random if given.without_teacher else features(teacher, images, HALF)
         found = features(student, images, IMAGENET)
         loss = sum(
             1 - F.cosine_similarity(head(x), y, dim=-1).mean() for head, x, y in zip(heads, found, targets, strict=True)
@@ -97,8 +103,10 @@ def main() -> None:
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
         schedule.step()
+        clock.append(time.monotonic())
     save_file({name: tensor.contiguous() for name, tensor in student.state_dict().items()}, given.out)
-    print(json.dumps({"seconds": round(time.monotonic() - begin, 1)}))
+    steps = [later - earlier for earlier, later in itertools.pairwise(clock[given.steps // 2 :])]
+    print(json.dumps({"seconds": round(time.monotonic() - begin, 1), "step": statistics.median(steps)}))
 
 
 if __name__ == "__main__":
