@@ -1,8 +1,10 @@
-"""Warnings about settings that would destroy the pretrained weights of the student."""
+"""Warnings about settings that would destroy the student's pretrained weights, or keep it from learning."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.design.automatic import timm_normalisation
 from radioplat.design.head_fit import pretrained_parts, untrained_heads
@@ -14,9 +16,11 @@ from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec
 
+FEW_IMAGES = 8  # of a micro-batch, below which BatchNorm's error rises steeply
+
 
 def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """Return a warning with a remedy for each setting with which training would destroy pretrained weights.
+    """Return a warning with a remedy for each setting that destroys pretrained weights or makes BatchNorm useless.
 
     None if ``train.resume_training_checkpoint_path`` resumes a run.
 
@@ -25,10 +29,24 @@ def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
     """
     if spec.train.resume_training_checkpoint_path:
         return []
+    warnings = list(_batchnorm(spec, architecture))
     taken = pretrained_parts(spec, architecture)
-    if not any(name.startswith("backbone.") for name in taken):
-        return []
-    return [*_untrained_heads(spec, architecture, taken), *_normalisation(spec, architecture)]
+    if any(name.startswith("backbone.") for name in taken):
+        warnings += [*_untrained_heads(spec, architecture, taken), *_normalisation(spec, architecture)]
+    return warnings
+
+
+def _batchnorm(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
+    """Warn of BatchNorm that takes its statistics from a few images (Wu and He 2018, Group Normalization, figure 1)."""
+    backbone, images = spec.model.backbone, spec.dataset.batch_size
+    if images >= FEW_IMAGES or backbone.freeze_norm or backbone.freeze_backbone:
+        return
+    if any(isinstance(module, _BatchNorm) for module in build_on_meta(architecture).backbone.modules()):
+        yield (
+            f"dataset.batch_size is {images}: the statistics of BatchNorm are those of a micro-batch, and of so few "
+            f"images they are noise. Take {FEW_IMAGES} or more; for pretrained weights set model.backbone.freeze_norm; "
+            "a ResNet from random weights can have GroupNorm, model.backbone.kwargs={norm_layer: groupnorm}"
+        )
 
 
 def _untrained_heads(spec: Spec, architecture: StudentArchitecture, taken: set[str]) -> Iterator[str]:

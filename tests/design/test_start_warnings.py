@@ -96,3 +96,19 @@ def test_heads_that_come_with_the_weights_are_not_new(made, tmp_path):
     spec = load_spec(spec, [f"{MODEL}={tmp_path}", "model.backbone.student_norm_mean=[]"])
     (note,) = start_notes(spec, design_models(spec, "distill").architecture)
     assert "model.backbone.student_norm_mean=[0.5, 0.5, 0.5]" in note
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "warned"),
+    [
+        ("resnet18", ("dataset.batch_size=4",), True),
+        ("resnet18", ("dataset.batch_size=8",), False),
+        ("resnet18", ("dataset.batch_size=4", "model.backbone.freeze_norm=true"), False),
+        ("resnet18", ("dataset.batch_size=4", "model.backbone.kwargs={norm_layer: groupnorm}"), False),
+        ("test_vit", ("dataset.batch_size=4",), False),
+    ],
+)
+def test_batchnorm_of_a_few_images_is_named(made, kind, overrides, warned):
+    found = [line for line in made(kind, f"{BACKBONE}=null", *overrides) if "BatchNorm" in line]
+    assert bool(found) == warned
+    assert all(line.startswith("dataset.batch_size is 4") and "norm_layer: groupnorm" in line for line in found)
