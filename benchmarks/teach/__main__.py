@@ -13,9 +13,9 @@
 - ``half``: tf_efficientnet_lite0, cut to half of its multiply-accumulates by ``radioplat prune``, is taught by what it
   was, for less than ten minutes: kNN over that of the pruned student (``gain_over_start_lower_bound``), and as a share
   of its teacher's (``pruned_half_kept``).
-- ``peers``: mobilenetv3_small from random weights, taught by tf_efficientnet_lite0 on the same crops by us, by
-  LightlyTrain and by a loop written by hand (``vs_lightly_equal_images_lower_bound``,
-  ``vs_lightly_equal_time_lower_bound``, ``vs_loop_equal_images_lower_bound``).
+- ``lightly``, ``loop``: mobilenetv3_small from random weights, taught by tf_efficientnet_lite0 on the same crops by us,
+  by LightlyTrain (``vs_lightly_equal_images_lower_bound``, ``vs_lightly_equal_time_lower_bound``) and by a loop written
+  by hand (``vs_loop_equal_images_lower_bound``).
 - ``repeated``: images a second in a pass whose views the teacher has seen, over those of a loop without teacher
   (``repeated_pass_ratio``).
 
@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach import fit, half, peers, repeated, scratch, start
+from benchmarks.teach import beside_lightly, beside_loop, fit, half, repeated, scratch, start
 from benchmarks.teach.programs import last_line
 from radioplat.common import terminal
 
@@ -43,7 +43,8 @@ PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
     "fit": fit.run,
     "scratch": scratch.run,
     "half": half.run,
-    "peers": peers.run,
+    "lightly": beside_lightly.run,
+    "loop": beside_loop.run,
     "repeated": repeated.run,
 }
 

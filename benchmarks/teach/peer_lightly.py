@@ -1,7 +1,7 @@
 """A student taught by LightlyTrain's ``distillationv3``; runs in an environment of its own, as a program.
 
-``python peer_lightly.py IMAGES WEIGHTS.safetensors FOLDER --epochs N [--seed 1]``: settings are LightlyTrain's, but
-for the size and normalisation of the images. The teacher is wrapped, because LightlyTrain 0.18 takes features before
+``python peer_lightly.py IMAGES WEIGHTS.safetensors FOLDER --epochs N [--rate R] [--seed 1]``: settings are
+LightlyTrain's, but for the size and normalisation of the images, and the learning rate with ``--rate``. The teacher is wrapped, because LightlyTrain 0.18 takes features before
 the last convolution from timm's EfficientNet and their number from behind it. Writes ``FOLDER/student.safetensors``.
 """
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 STUDENT, TEACHER = "mobilenetv3_small_100", "tf_efficientnet_lite0"
-SIDE = 96
+SIDE, USUAL_BATCH = 96, 1536
 
 
 class Teacher(nn.Module):
@@ -59,8 +59,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, help="learning rate of the run")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    # LightlyTrain takes the rate of a batch of its usual size, and scales it by the square root.
+    rate = {} if given.rate is None else {"optim_args": {"lr": given.rate * (USUAL_BATCH / given.batch) ** 0.5}}
     torch.manual_seed(given.seed)
     student = timm.create_model(STUDENT)
     begin = time.monotonic()
@@ -78,6 +81,7 @@ def main() -> None:
         precision="32-true",
         seed=given.seed,
         overwrite=True,
+        **rate,
         transform_args={
             "image_size": (SIDE, SIDE),
             "normalize": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
