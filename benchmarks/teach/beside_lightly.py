@@ -1,8 +1,8 @@
 """The same student, teacher and images with LightlyTrain and with us, at equal images and at equal time.
 
-LightlyTrain scales its rate for its usual 1,536 images a step down to 7e-5 for 32, which is little for so short a run: it
-is run with its defaults, and again with the rate that ours takes by default. Ours is compared with the better of both.
-At equal time ours trains for as many steps as it has time for while that trains, by the clock around each program.
+LightlyTrain scales its rate for its usual 1,536 images a step down to 7e-5 for 32, which is little for so short a run:
+it is run with its defaults, and again with the rate that ours takes by default. Ours is compared with the better of
+both. At equal time ours trains for as many steps as it has time for while that trains, by the clock around each program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("peer_lightly.py")
 
 def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
     """Train with both programs and each seed; compare kNN."""
-    corpora, home = folder / "corpora", folder / "peers"
+    home = folder / "peers"
     lightly = {
         name: [_lightly(folder, seed, rate) for seed in seeds]
         for name, rate in (("lightly_defaults", None), ("lightly_our_rate", RATE))

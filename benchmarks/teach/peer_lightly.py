@@ -1,8 +1,9 @@
 """A student taught by LightlyTrain's ``distillationv3``; runs in an environment of its own, as a program.
 
 ``python peer_lightly.py IMAGES WEIGHTS.safetensors FOLDER --epochs N [--rate R] [--seed 1]``: settings are
-LightlyTrain's, but for the size and normalisation of the images, and the learning rate with ``--rate``. The teacher is wrapped, because LightlyTrain 0.18 takes features before
-the last convolution from timm's EfficientNet and their number from behind it. Writes ``FOLDER/student.safetensors``.
+LightlyTrain's, but for the size and normalisation of the images, and the learning rate with ``--rate``. The teacher is
+wrapped, because LightlyTrain 0.18 takes features before the last convolution from timm's EfficientNet and their number
+from behind it. Writes ``FOLDER/student.safetensors``.
 """
 
 from __future__ import annotations
