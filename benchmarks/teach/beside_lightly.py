@@ -2,7 +2,7 @@
 
 LightlyTrain scales its rate for its usual 1,536 images a step down to 7e-5 for 32, which is little for so short a run:
 it is run with its defaults, and again with the rate that ours takes by default. Ours is compared with the better of
-both. At equal time ours trains for as many steps as it has time for while that trains, by the clock around each program.
+both. At equal time ours trains for as many steps as it has time for while that trains, by the clock around both.
 """
 
 from __future__ import annotations
