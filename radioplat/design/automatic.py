@@ -100,6 +100,11 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
         yield Decision("train.optim.head_warmup_epochs", epochs, "random heads on pretrained weights" if random else "")
 
 
+def ema_decay(total_steps: int) -> float:
+    """Return the decay of an average over about a tenth of the run, at least over 10 steps and at most over 10,000."""
+    return 1 - 1 / min(10_000.0, max(10.0, total_steps / 10))
+
+
 def _rate(spec: Spec, student: StudentArchitecture, pretrained: bool) -> Decision:
     """Choose the learning rate: the default of :class:`OptimConfig` for pretrained weights, a higher one for others."""
     field, optim = "train.optim.lr", spec.train.optim

@@ -12,8 +12,8 @@ from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import RadioplatError, SpecError, Stopped
 from radioplat.launch.preflight.feature_cache import FEATURE_CACHE
-from radioplat.launch.preflight.preflight import Preflight
-from radioplat.launch.preflight.run_parts import AUTOMATIC, names_no_folder
+from radioplat.launch.preflight.preflight import AUTOMATIC, Preflight
+from radioplat.launch.preflight.run_parts import names_no_folder
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.ray.scanning import scanner
 from radioplat.launch.storage_watch import StorageWatch

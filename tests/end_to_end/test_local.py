@@ -15,6 +15,8 @@ from radioplat.cli import main as cli
 from radioplat.data.ledger.ledger import Ledger
 from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
 from radioplat.errors import SpecError
+from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.launch.preflight.steps import take_steps
 from radioplat.spec.loading.load import load_spec
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import read_status
@@ -337,3 +339,19 @@ def test_drawn_sizes_and_every_augmentation_train_and_go_on_as_they_were(make_sp
     assert again.result.resumed_from == 2 and sorted(again.losses) == [3, 4]
     for step, loss in again.losses.items():
         assert loss == pytest.approx(whole.losses[step], rel=1e-6), step
+
+
+def test_the_average_follows_the_length_of_the_run(make_spec, distil, tmp_path):
+    """Over a tenth of it; a run that has begun keeps its decay, and one in the spec stays."""
+
+    def decided(folder: Path, *overrides: str) -> float | None:
+        spec = load_spec(make_spec(tmp_path / "run"), ("train.num_epochs=100", *overrides))
+        return take_steps(Preflight(spec, "distill", folder, Level.data)).spec.train.ema_decay
+
+    ema = "train.enable_ema=true"
+    assert decided(tmp_path / "none", ema) == pytest.approx(1 - 1 / 40)  # of 400 steps
+    assert decided(tmp_path / "none", ema, "train.ema_decay=0.5") == 0.5
+    assert decided(tmp_path / "none") is None
+    begun = distil(make_spec(tmp_path / "run"), ema, "train.max_steps=2")
+    assert load_spec(begun.folder / "experiment.yaml").train.ema_decay == pytest.approx(0.9)
+    assert decided(begun.folder, ema) == pytest.approx(0.9)

@@ -13,7 +13,6 @@ from radioplat.design.models import Models
 from radioplat.design.stages import total_steps
 from radioplat.design.views import run_views
 from radioplat.launch.preflight.preflight import Preflight
-from radioplat.launch.preflight.run_parts import AUTOMATIC
 from radioplat.spec.schema.root import Spec
 
 FEATURE_CACHE = "feature cache"  # title of the fact
@@ -42,8 +41,7 @@ def repeated_views(preflight: Preflight) -> None:
     preflight.spec = copy.deepcopy(spec)
     preflight.spec.dataset.augmentation.views_per_image = count
     if count and reason:
-        decision = Decision("dataset.augmentation.views_per_image", count, reason)
-        preflight.facts[AUTOMATIC] = "; ".join(filter(None, [preflight.facts.get(AUTOMATIC), str(decision)]))
+        preflight.decide(Decision("dataset.augmentation.views_per_image", count, reason))
 
 
 def _choose_views(preflight: Preflight, models: Models, order: SampleOrder) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from radioplat.data.detection.detection_set import DetectionSet
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.scan import Scanner
+from radioplat.design.automatic import Decision
 from radioplat.design.models import Models
 from radioplat.design.run import Run
 from radioplat.design.stages import total_steps
@@ -22,6 +23,8 @@ from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.spec.resolved.teacher import student_view
 from radioplat.spec.schema.root import Spec
 from radioplat.training.checkpoints.checkpoint import Survey
+
+AUTOMATIC = "decided for this run"  # title of the fact that lists decisions
 
 
 class Level(enum.IntEnum):
@@ -96,6 +99,12 @@ class Preflight:
         except RadioplatError as error:
             self._errors.append(error)
             self.problems += error.problems
+
+    def decide(self, *decisions: Decision) -> None:
+        """Add settings that the spec leaves open to the fact :data:`AUTOMATIC`."""
+        if decisions:
+            before = [self.facts[AUTOMATIC]] if AUTOMATIC in self.facts else []
+            self.facts[AUTOMATIC] = "; ".join([*before, *map(str, decisions)])
 
     def refuse(self) -> None:
         """Raise every problem at once.

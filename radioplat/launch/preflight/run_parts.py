@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.sources import list_shards
-from radioplat.design.automatic import decide
+from radioplat.design.automatic import Decision, decide, earlier_spec, ema_decay
 from radioplat.design.detector import detector_architecture, detector_widths
 from radioplat.design.detector_teachers import teacher_file_problems
 from radioplat.design.head_fit import fit_steps, heads_to_fit
@@ -29,7 +30,6 @@ from radioplat.spec.resolved.image_sizes import without_teaching
 from radioplat.spec.resolved.retired import retired_field_notes
 from radioplat.spec.schema.model import ModelTask
 
-AUTOMATIC = "decided for this run"  # title of the fact that lists decisions
 TRAIN, VAL = "dataset.train_dataset", "dataset.val_dataset"
 
 
@@ -56,8 +56,7 @@ def automatic(preflight: Preflight) -> None:
     with contextlib.suppress(RadioplatError):  # of the student or its weights: the next steps report it
         student = student_architecture(spec, preflight.task, [], {})
         preflight.spec, decisions = decide(spec, student, preflight.folder)
-        if decisions:
-            preflight.facts[AUTOMATIC] = "; ".join(map(str, decisions))
+        preflight.decide(*decisions)
 
 
 def models(preflight: Preflight) -> None:
@@ -84,6 +83,20 @@ def samples(preflight: Preflight) -> None:
     if preflight.models is not None:
         number = preflight.models.architecture.num_classes
         preflight.class_names = class_names(data, number, preflight.models.teachers, preflight.models.infos)
+
+
+def average(preflight: Preflight) -> None:
+    """Decide the decay of the weights' average from the length of the run; one that has begun keeps its own."""
+    train = preflight.spec.train
+    if not train.enable_ema or train.ema_decay is not None or preflight.data is None:
+        return
+    earlier = earlier_spec(preflight.spec, preflight.folder)
+    decay = earlier.train.ema_decay if earlier is not None else None
+    if decay is None:
+        decay = ema_decay(total_steps(preflight.spec, preflight.steps_per_epoch))
+        preflight.decide(Decision("train.ema_decay", round(decay, 6), "an average over a tenth of the run"))
+    preflight.spec = copy.deepcopy(preflight.spec)
+    preflight.spec.train.ema_decay = decay
 
 
 def sample_facts(preflight: Preflight) -> None:

@@ -165,7 +165,8 @@ class TrainConfig:
     precision: Precision = Precision.fp32
     clip_grad_norm: float = number(2.0, at_least=0, hint="0: no clipping.")
     enable_ema: bool = False
-    ema_decay: float = number(0.998, at_least=0, below=1, hint="0.998 averages over some 500 steps.")
+    # unset: by the length of the run, over about a tenth of its steps
+    ema_decay: float | None = number(None, at_least=0, below=1, hint="0.998 averages over some 500 steps.")
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     # (+) samples per optimizer step at any world size; default: batch_size * num_gpus * num_nodes
