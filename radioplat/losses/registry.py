@@ -8,12 +8,12 @@ from functools import partial
 from radioplat.losses.base.criterion import BatchWise, Criterion, MapWise, Pair, Pointwise
 from radioplat.losses.base.focal import Focal
 from radioplat.losses.own_function import own_function
-from radioplat.losses.terms import feature, logits, relational, spatial
+from radioplat.losses.terms import feature, logits, relational, similarity, spatial
 from radioplat.losses.terms.angle import Angle
 from radioplat.losses.terms.phi_error import PhiError
 from radioplat.losses.terms.tangent_sphere import TangentSphere
 from radioplat.spec.resolved.terms import Term
-from radioplat.spec.schema.distill import DistillConfig, KLForm, LossType
+from radioplat.spec.schema.distill import DistillConfig, Kind, KLForm, LossType
 
 # Arguments: a checked term, the width of the teacher's features that it compares, and the section ``distill``.
 Factory = Callable[[Term, int, DistillConfig], Criterion]
@@ -42,6 +42,11 @@ def _kl(term: Term, width: int, config: DistillConfig) -> Criterion:
     return _pointwise(function)(term, width, config)
 
 
+def _similarity(term: Term, width: int, config: DistillConfig) -> Criterion:
+    of_map = term.kind == Kind.spatial.value
+    return MapWise(similarity.of_positions) if of_map else BatchWise(similarity.of_images)
+
+
 CRITERIA: dict[LossType, Factory] = {
     LossType.KL: _kl,
     LossType.CE: _pointwise(logits.ce_tao),
@@ -58,6 +63,7 @@ CRITERIA: dict[LossType, Factory] = {
     LossType.attention: lambda *_: MapWise(spatial.attention),
     LossType.rkd_distance: lambda *_: BatchWise(relational.rkd_distance),
     LossType.rkd_angle: lambda *_: BatchWise(relational.rkd_angle),
+    LossType.similarity: _similarity,
     LossType.phi_s: lambda _, width, __: PhiError(width),
     LossType.angle: lambda _, width, __: Angle(width),
     LossType.tangent_sphere: lambda _, width, __: TangentSphere(width),

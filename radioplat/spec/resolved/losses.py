@@ -86,6 +86,7 @@ LOSSES: dict[LossType, LossDefinition] = {
         LossDefinition(
             LossType.rkd_angle, _ANY_VECTOR, Mode.summary, groups="triplets", least_images=3, most_images=256
         ),
+        LossDefinition(LossType.similarity, _ANY_VECTOR, Mode.summary, groups="pairs", least_images=2),
         LossDefinition(LossType.phi_s, (), keeps_statistics=True, binds=Binds.detector_maps),
         LossDefinition(LossType.IOU, (), binds=Binds.detector_maps, object_mask=True),
     )

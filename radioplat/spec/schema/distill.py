@@ -30,6 +30,7 @@ class LossType(NameOrImportPath):
     attention = "attention"
     rkd_distance = "rkd_distance"
     rkd_angle = "rkd_angle"
+    similarity = "similarity"
     angle = "angle"
     tangent_sphere = "tangent_sphere"
     # for bindings between detectors
@@ -54,6 +55,7 @@ class SummaryLoss(str, Enum):
     angle = "angle"
     cosine = "cosine"
     tangent_sphere = "tangent_sphere"
+    similarity = "similarity"
 
 
 class SpatialLoss(str, Enum):
@@ -66,6 +68,7 @@ class SpatialLoss(str, Enum):
     gram = "gram"
     channel_kl = "channel_kl"
     attention = "attention"
+    similarity = "similarity"
 
 
 class KLForm(str, Enum):
