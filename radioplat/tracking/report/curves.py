@@ -7,8 +7,6 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from radioplat.tracking.status import read_status
 
 Curve = list[tuple[int, float]]
@@ -65,6 +63,7 @@ def draw_curves(title: str, lines: Mapping[str, Curve], images_per_step: int = 0
         lines: curves by label; up to 8 colours, then they repeat.
         images_per_step: global batch size, for a second axis of images seen; 0 for none.
     """
+    import numpy as np
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
     figure = Figure(figsize=(5.6, 3.2), dpi=144, layout="constrained")

@@ -44,7 +44,7 @@ def test_equals_a_reference_written_differently(seed, temperature):
     top1, top5 = reference(*data, k=60, temperature=temperature, classes=classes)
     assert result.top1 == pytest.approx(top1)
     voted = 60 > 5 * classes  # enough neighbours that five classes nearly always have votes
-    assert not voted or result.top5 == pytest.approx(top5, abs=1 / len(data[2]))
+    assert not voted or result.top5 == pytest.approx(top5, abs=1.001 / len(data[2]))
     assert (result.count, result.bank, result.k) == (40, 200, 60)
 
 
