@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lightly_environment import lightly_python
-from benchmarks.teach.programs import FIGURE, TEACHERS, compared, distil, embedded, seconds_of, teacher, timed
+from benchmarks.teach.programs import FIGURE, TEACHERS, compared, distil, embedded, seconds_of, timed
+from benchmarks.teach.scratch import BATCH, PASS, STUDENT, TEACHER, spec_of
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 
-STUDENT, TEACHER = "mobilenetv3_small_100", "lite0"
-SIDE, BATCH = 96, 32
-PASS = 375  # steps of 32 images, once through the 12,000 crops
 PASSES = 2
 STEPS = PASSES * PASS
 RATE = 3e-3  # of ours, for a CNN from random weights
@@ -62,20 +60,7 @@ def ours_taught(folder: Path, seed: int, steps: int | None = None) -> Path:
     corpora, weights = folder / "corpora", teacher_weights(TEACHERS[TEACHER], folder / "weights")
     home = folder / "peers" / (f"ours_{seed}" if steps is None else f"ours_{seed}_as_long")
     steps = steps or STEPS
-    source = {"root_dir": str(corpora / "train"), "samples_per_file": 500, "steps_per_epoch": PASS}
-    spec = {
-        "model": {"backbone": {"type": STUDENT}},
-        "dataset": {
-            "img_size": SIDE,
-            "batch_size": BATCH,
-            "train_dataset": {"tar_data_sources": [source], "seed": seed},
-            "index_dir": str(corpora.parent / "index"),
-        },
-        "train": {"seed": seed, "max_steps": steps, "num_epochs": -(-steps // PASS)},
-        "distill": {"teacher": [teacher(TEACHER, weights, "combo")]},
-        "cluster": {"mode": "local"},
-    }
-    onnx = distil(home, spec)
+    onnx = distil(home, spec_of(corpora, weights, seed, steps))
     return embedded(home / "embeddings.npz", corpora, onnx)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach.beside_lightly import BATCH, STEPS, STUDENT, TEACHER, ours_taught
+from benchmarks.teach.beside_lightly import STEPS, ours_taught
 from benchmarks.teach.programs import FIGURE, TEACHERS, compared, embedded, seconds_of, timed
+from benchmarks.teach.scratch import BATCH, STUDENT, TEACHER
 from radioplat.quickstart.weights import teacher_weights
 
 

@@ -27,7 +27,7 @@ def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
         embedded(folder / "scratch" / f"untrained_{seed}.npz", corpora, "--timm", STUDENT, "--seed", seed)
         for seed in seeds
     ]
-    students = [distil(home, _spec(corpora, weights, seed)) for home, seed in zip(homes, seeds, strict=True)]
+    students = [distil(home, spec_of(corpora, weights, seed, STEPS)) for home, seed in zip(homes, seeds, strict=True)]
     judged = compared([embedded(onnx.with_name("embeddings.npz"), corpora, onnx) for onnx in students], before)
     return {
         "scratch": {
@@ -42,7 +42,7 @@ def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
     }
 
 
-def _spec(corpora: Path, weights: Path, seed: int) -> dict[str, Any]:
+def spec_of(corpora: Path, weights: Path, seed: int, steps: int) -> dict[str, Any]:
     """Return the spec: what a user must say."""
     source = {"root_dir": str(corpora / "train"), "samples_per_file": 500, "steps_per_epoch": PASS}
     return {
@@ -53,7 +53,7 @@ def _spec(corpora: Path, weights: Path, seed: int) -> dict[str, Any]:
             "train_dataset": {"tar_data_sources": [source], "seed": seed},
             "index_dir": str(corpora.parent / "index"),
         },
-        "train": {"seed": seed, "max_steps": STEPS, "num_epochs": STEPS // PASS},
+        "train": {"seed": seed, "max_steps": steps, "num_epochs": -(-steps // PASS)},
         "distill": {"teacher": [teacher(TEACHER, weights, "combo")]},
         "cluster": {"mode": "local"},
     }

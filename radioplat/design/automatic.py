@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.nn.modules.batchnorm import _BatchNorm
-
-from radioplat.design.student import build_on_meta
+from radioplat.design.student import build_on_meta, has_batchnorm
 from radioplat.models.backbones.names import resolve
 from radioplat.models.pretrained.initial_weights import MODEL_PATH, student_paths
 from radioplat.models.pretrained.source import SourceCheckpoint, read_source
 from radioplat.models.student.checkpoint import is_checkpoint
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
 from radioplat.spec.resolved.teacher import teacher_names
@@ -31,7 +29,8 @@ from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_c
 SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
 # Adam's rates for students from random weights, with and without BatchNorm. The first is that of part `scratch` of
 # benchmarks.teach; 6e-5 and 1e-3 taught its student less in equally long trials. The second was tried with a tiny ViT
-# alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its student less.
+# alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its
+# student less in one trial each.
 SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
 _MLP_FIELDS = ("mlp_hidden_size", "mlp_num_inner")
 EXPERIMENT = "experiment.yaml"
@@ -89,7 +88,7 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
             yield Decision(field, [round(v, 6) for v in values], "as the pretrained weights were trained")
     if spec.model.backbone.freeze_norm is None:
         small = spec.dataset.batch_size < SMALL_BATCH
-        frozen = begins and small and _has_batchnorm(build_on_meta(student))
+        frozen = begins and small and has_batchnorm(build_on_meta(student))
         reason = f"BatchNorm of pretrained weights, and fewer than {SMALL_BATCH} images in a micro-batch"
         yield Decision("model.backbone.freeze_norm", frozen, reason if frozen else "")
     if spec.train.optim.lr is None:
@@ -113,7 +112,7 @@ def _rate(spec: Spec, student: StudentArchitecture, pretrained: bool) -> Decisio
         return Decision(field, optim.rate, "")
     if pruned:
         return Decision(field, PRUNED_LR, "a pruned student")
-    if _has_batchnorm(build_on_meta(student)):
+    if has_batchnorm(build_on_meta(student)):
         return Decision(field, SCRATCH_BATCHNORM_LR, "random weights, with BatchNorm")
     return Decision(field, SCRATCH_LR, "random weights, without BatchNorm")
 
@@ -166,10 +165,6 @@ def _head_forms(spec: Spec, paths: list[tuple[str, str]]) -> list[bool]:
 
 def _source(spec: Spec, where: str, path: str) -> SourceCheckpoint:
     return read_source(path, where, shapes_only=True, num_heads=spec.model.backbone.kwargs.get("num_heads"))
-
-
-def _has_batchnorm(student: Student) -> bool:
-    return any(isinstance(module, _BatchNorm) for module in student.backbone.modules())
 
 
 def _normalisation_of(spec: Spec, paths: list[tuple[str, str]]) -> Normalisation | None:

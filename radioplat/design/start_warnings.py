@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from radioplat.design.automatic import timm_normalisation
 from radioplat.design.head_fit import pretrained_parts, untrained_heads
-from radioplat.design.student import build_on_meta
+from radioplat.design.student import build_on_meta, has_batchnorm
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, MODEL_PATH
 from radioplat.models.pretrained.match import normalised_otherwise
@@ -41,7 +39,7 @@ def _batchnorm(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
     backbone, images = spec.model.backbone, spec.dataset.batch_size
     if images >= FEW_IMAGES or backbone.freeze_norm or backbone.freeze_backbone:
         return
-    if any(isinstance(module, _BatchNorm) for module in build_on_meta(architecture).backbone.modules()):
+    if has_batchnorm(build_on_meta(architecture)):
         yield (
             f"dataset.batch_size is {images}: the statistics of BatchNorm are those of a micro-batch, and of so few "
             f"images they are noise. Take {FEW_IMAGES} or more; for pretrained weights set model.backbone.freeze_norm; "

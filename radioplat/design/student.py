@@ -65,6 +65,11 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
     yield from quantized_problems(spec, student)
 
 
+def has_batchnorm(student: Student) -> bool:
+    """Return whether the backbone has BatchNorm."""
+    return any(isinstance(module, _BatchNorm) for module in student.backbone.modules())
+
+
 def prepare_student(student: Student, spec: Spec, task: str) -> Student:
     """Freeze layers, set ViTDet windows, add weight noise and compile, as in the spec; parameters keep their names."""
     backbone = spec.model.backbone

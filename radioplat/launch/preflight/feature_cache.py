@@ -18,8 +18,8 @@ from radioplat.spec.schema.root import Spec
 FEATURE_CACHE = "feature cache"  # title of the fact
 FOLDER = "feature_cache"  # in the task's results folder, if the spec names none
 _DISK_SHARE = 0.5  # of the free space that an unasked cache may fill
-# Shown four times, views teach a student as much as four different ones, within the noise of part `scratch` of
-# benchmarks.teach (kNN 0.574 and 0.583, one seed), and in two thirds of the time; more repetitions were not tried.
+# Shown four times, views taught the student of part `scratch` of benchmarks.teach as much as four different ones,
+# within the noise of one seed; more repetitions were not tried.
 TIMES_A_VIEW = 4
 _WORTH = 0.25  # share of a run's views that must repeat
 

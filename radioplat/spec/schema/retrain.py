@@ -23,9 +23,8 @@ class RetrainConfig:
     epochs: int | None = number(None, at_least=1)
     steps: int | None = number(None, at_least=1)
     mode: RetrainMode = RetrainMode.finetune
-    lr: float | None = number(
-        None, above=0
-    )  # default: train.optim.lr, for finetune a tenth of it; if that is unset too, by what the student starts from
+    # default: train.optim.lr, for finetune a tenth of it; if that is unset too, by what the student starts from
+    lr: float | None = number(None, above=0)
     rewind_to: str | None = None  # for weight_rewind: an earlier checkpoint of the same run
 
     @property

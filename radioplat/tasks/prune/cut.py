@@ -87,12 +87,12 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small = smaller(config)
         if config.cut and aim is None:
             _check_something_stays(config, cuts[config.amount])
-    images_seen = _reestimate(spec, config, small) if small is not model else 0
+    estimated_from = _reestimate(spec, config, small) if small is not model else 0
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
     after = cost_of(small.backbone, small.architecture.img_size, timed)
-    return Cut(small, config, cuts.get(config.amount), sparse, before, after, images_seen)
+    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from)
 
 
 def _reestimate(spec: Spec, config: PruneConfig, small: VisionModel) -> int:
