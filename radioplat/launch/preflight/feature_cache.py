@@ -58,7 +58,7 @@ def _choose_views(preflight: Preflight, models: Models, order: SampleOrder) -> t
     size, room = _bytes(models, order, count), _room(preflight)
     if size > room:
         return 0, ""
-    return count, f"{passes:.3g} passes over the images; teachers compute {count} views of each, which then repeat"
+    return count, f"{passes:.3g} passes over the images; each has {count} view(s), which teachers compute once"
 
 
 def feature_cache(preflight: Preflight) -> None:
