@@ -19,6 +19,7 @@ from radioplat.models.pretrained.source import SourceCheckpoint, read_source
 from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.resolved.default_losses import kept_losses, open_losses
 from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.schema.distill import DistillConfig
@@ -65,7 +66,9 @@ def decide(spec: Spec, student: StudentArchitecture, folder: Path) -> tuple[Spec
         *sections, name = decision.field.split(".")
         section: Any = spec
         for part in sections:
-            section = getattr(section, part)
+            name_of, _, index = part.partition("[")
+            section = getattr(section, name_of)
+            section = section[int(index.rstrip("]"))] if index else section
         setattr(section, name, decision.value)
     return spec, [decision for decision in decisions if decision.reason]
 
@@ -74,6 +77,8 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
     paths = [(where, path) for where, path in student_paths(spec) if Path(path).exists()]
     # A checkpoint of radioplat may be of a pruned student, whose BatchNorm has to follow.
     begins = any(not is_checkpoint(path) for _, path in paths)
+    for field, value in open_losses(spec):
+        yield Decision(field, value, "no loss is named" if field.endswith("loss_type") else "")
     if spec.distill.use_mlp is None:
         forms = _head_forms(spec, paths)
         if forms:
@@ -119,6 +124,8 @@ def _rate(spec: Spec, student: StudentArchitecture, pretrained: bool) -> Decisio
 
 def _kept(spec: Spec, earlier: Spec) -> Iterator[Decision]:
     """Yield the values of an earlier start of the run."""
+    for field, value in kept_losses(spec, earlier):
+        yield Decision(field, value, "")
     if spec.distill.use_mlp is None:
         yield Decision("distill.use_mlp", earlier.distill.use_mlp is not False, "")
     if not sets_normalisation(spec):

@@ -7,10 +7,13 @@ finite, fp32, and of one width; each function returns one value a sample, ``[B]`
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
 TEMPERATURE = 0.07  # of both distributions, as SEED's for the student
+MOST_POSITIONS = 1024  # of an image's that positions are compared to: memory grows with this times the positions
 _HIDDEN = -1e4  # finite: -inf - -inf is NaN
 
 
@@ -26,15 +29,21 @@ def of_images(student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor
 
 
 def of_positions(student: torch.Tensor, teacher: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Compare each position's cosines to the teacher's features of all positions of its image; mean over positions.
+    """Compare each position's cosines to the teacher's features of its image's positions; mean over positions.
+
+    Of more than :data:`MOST_POSITIONS` positions, every second, third, ... row and column is compared to.
 
     Args:
         student, teacher: ``[B, h, w, D]``.
         valid: ``[B, h, w]`` in [0, 1] or None; positions of 0 are ignored.
     """
-    ours, theirs = _directions(student.flatten(1, 2), teacher.flatten(1, 2))
-    valid = ours.new_ones(ours.shape[:2]) if valid is None else valid.flatten(1)
-    values = _divergence(ours @ theirs.transpose(1, 2), theirs @ theirs.transpose(1, 2), (valid <= 0)[:, None, :])
+    ours, theirs = _directions(student, teacher)
+    valid = ours.new_ones(ours.shape[:3]) if valid is None else valid
+    height, width = ours.shape[1:3]
+    every = next(n for n in itertools.count(1) if -(-height // n) * -(-width // n) <= MOST_POSITIONS)
+    others, shown = theirs[:, ::every, ::every].flatten(1, 2).transpose(1, 2), valid[:, ::every, ::every].flatten(1)
+    valid = valid.flatten(1)
+    values = _divergence(ours.flatten(1, 2) @ others, theirs.flatten(1, 2) @ others, (shown <= 0)[:, None, :])
     return (values * valid).sum(1) / valid.sum(1).clamp(min=1e-8)
 
 

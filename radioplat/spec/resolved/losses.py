@@ -101,3 +101,8 @@ def definition_of(loss: LossType) -> LossDefinition:
 def loss_named(name: str) -> LossType:
     """Return the loss named by ``summary_loss_type`` or ``spatial_loss_type``."""
     return next((loss for loss, definition in LOSSES.items() if definition.alias == name), None) or LossType(name)
+
+
+def default_losses(kind: Kind) -> tuple[LossType, ...]:
+    """Return the losses where the spec names none: of features, what each is and which of them are alike."""
+    return (LossType.KL,) if kind is Kind.logits else (LossType.CS, LossType.similarity)

@@ -13,6 +13,7 @@ from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import (
     AverageView,
     DistillConfig,
+    LossType,
     Mode,
     Source,
     SpatialNormType,
@@ -186,10 +187,7 @@ def _service(spec: Spec, name: str, mosaic: int) -> TeacherServiceConfig:
 
 def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> ResolvedTeacher:
     common, augmentation = spec.distill, spec.dataset.augmentation
-    loss = teacher.loss_type or common.loss_type
-    mode = teacher.mode or common.mode
-    if mode is Mode.auto:
-        mode = definition_of(loss).default_mode
+    loss, mode = _loss_and_mode(spec, teacher)
     match = teacher.match_student_resolution
     if match is None:
         match = teacher.input_size is None
@@ -207,7 +205,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         # Deeper layers of the student, and detectors, teach by bindings only.
         terms=()
         if teacher.source is Source.deeper or detects
-        else terms_of(teacher, loss, mode, f"distill.teacher[{index}]"),
+        else terms_of(teacher, loss, mode, f"distill.teacher[{index}]", spec.dataset.batch_size),
         loss_lambda=common.loss_lambda if teacher.loss_lambda is None else teacher.loss_lambda,
         input_size=spec.dataset.img_size if match else own_size,
         patch_size=teacher.patch_size,
@@ -234,6 +232,17 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         source=teacher.source,
         ensemble=tuple(teacher.ensemble),
     )
+
+
+def _loss_and_mode(spec: Spec, teacher: TeacherConfig) -> tuple[LossType | None, Mode]:
+    """Return the loss, None for the default, and the mode, which is not ``auto``."""
+    loss = teacher.loss_type or spec.distill.loss_type
+    mode = teacher.mode or spec.distill.mode
+    if mode is Mode.auto and loss is not None:
+        mode = definition_of(loss).default_mode
+    elif mode is Mode.auto:
+        mode = Mode.logits if spec.dataset.num_classes > 0 else Mode.combo
+    return loss, mode
 
 
 def _spatial_num_inner(teacher: TeacherConfig, common: DistillConfig) -> int:

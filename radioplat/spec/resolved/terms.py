@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radioplat.spec.resolved.losses import definition_of, loss_named
-from radioplat.spec.schema.distill import BindingConfig, DistillConfig, LossType, Mode, TeacherConfig
+from radioplat.spec.resolved.losses import default_losses, definition_of, loss_named
+from radioplat.spec.schema.distill import BindingConfig, DistillConfig, Kind, LossType, Mode, TeacherConfig
+
+EXTRA = ".extra_losses["  # in the paths of its entries
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Term:
         kind: summary, spatial or logits.
         weight: factor of the term in the teacher's loss.
         where: path of the spec field that it comes from.
-        extra: True for an entry of ``extra_losses``.
+        extra: True for a second loss of its kind: an entry of ``extra_losses``, or the second of the default's two.
         focal: weight, gamma and maximum of the weights of positions, for losses that compare maps by position.
     """
 
@@ -29,13 +31,13 @@ class Term:
 
     @property
     def name(self) -> str:
-        """Last part of the metric ``loss/<teacher>/<name>``: the kind; for ``extra_losses`` kind and loss."""
+        """Last part of the metric ``loss/<teacher>/<name>``: the kind; for a second loss kind and loss."""
         return f"{self.kind}_{self.loss.value.rpartition(':')[2]}" if self.extra else self.kind
 
     @property
     def field(self) -> str:
         """Path of the spec field that names the loss."""
-        return f"{self.where}.type" if self.extra else self.where
+        return f"{self.where}.type" if EXTRA in self.where else self.where
 
 
 # Outputs of a detector with one row per query.
@@ -100,27 +102,48 @@ def _context_modules(binding: BindingConfig) -> tuple[str, ...]:
     return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
 
 
-def terms_of(teacher: TeacherConfig, loss: LossType, mode: Mode, where: str) -> tuple[Term, ...]:
+def terms_of(
+    teacher: TeacherConfig, loss: LossType | None, mode: Mode, where: str, batch_size: int
+) -> tuple[Term, ...]:
     """Return the loss terms of a teacher.
 
     Args:
-        loss, mode: of the teacher, or inherited from ``distill``; not ``auto``.
+        loss, mode: of the teacher, or inherited from ``distill``; mode is not ``auto``, and no loss is the default.
         where: its field path, ``distill.teacher[0]``.
+        batch_size: images of a micro-batch.
     """
     focal = (teacher.spatial_focal_weight, teacher.spatial_focal_gamma, teacher.spatial_focal_max_weight)
-    terms = []
+    terms: list[Term] = []
     if mode in (Mode.summary, Mode.logits):
-        terms.append(Term(mode.value, loss, 1.0, f"{where}.loss_type"))
+        terms += _terms(mode.value, loss, 1.0, f"{where}.loss_type", batch_size)
     if mode is Mode.combo:
-        summary = loss_named(teacher.summary_loss_type.value)
-        terms.append(Term("summary", summary, teacher.summary_loss_weight, f"{where}.summary_loss_type"))
+        summary = None if teacher.summary_loss_type is None else loss_named(teacher.summary_loss_type.value)
+        terms += _terms("summary", summary, teacher.summary_loss_weight, f"{where}.summary_loss_type", batch_size)
     if mode in (Mode.spatial, Mode.combo):
         field, chosen = "loss_type", teacher.spatial_loss_type
         if chosen is not None:
             field, loss = "spatial_loss_type", loss_named(chosen.value)
         weight = teacher.fd_loss_weight if mode is Mode.combo else 1.0
-        terms.append(Term("spatial", loss, weight, f"{where}.{field}", focal=focal))
+        terms += _terms("spatial", loss, weight, f"{where}.{field}", batch_size, focal)
     for i, extra in enumerate(teacher.extra_losses):
-        kind, at = extra.kind.value, f"{where}.extra_losses[{i}]"
+        kind, at = extra.kind.value, f"{where}{EXTRA}{i}]"
         terms.append(Term(kind, extra.type, extra.weight, at, True, focal if kind == "spatial" else None))
     return tuple(terms)
+
+
+def _terms(
+    kind: str,
+    loss: LossType | None,
+    weight: float,
+    where: str,
+    batch_size: int,
+    focal: tuple[float, float, float] | None = None,
+) -> list[Term]:
+    """Return the term of ``loss``, or those of the default that a micro-batch is large enough for."""
+    if loss is not None:
+        return [Term(kind, loss, weight, where, focal=focal)]
+    return [
+        Term(kind, each, weight, where, extra=second > 0, focal=focal)
+        for second, each in enumerate(default_losses(Kind(kind)))
+        if kind == Kind.spatial or batch_size >= definition_of(each).least_images
+    ]

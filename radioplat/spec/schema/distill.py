@@ -39,7 +39,7 @@ class LossType(NameOrImportPath):
 
 
 class Mode(str, Enum):
-    """Teacher output that is distilled; ``auto`` chooses it by the loss."""
+    """Teacher output that is distilled; ``auto`` chooses it by the loss, or else by the student's classes."""
 
     auto = "auto"
     logits = "logits"
@@ -270,7 +270,8 @@ class TeacherConfig:
     norm_std: list[float] = number(list, above=0)
     summary_loss_weight: float = number(1.0, at_least=0)
     fd_loss_weight: float = number(1.0, at_least=0)
-    summary_loss_type: SummaryLoss = SummaryLoss.CE
+    # (+) unset: CS and similarity, as loss_type
+    summary_loss_type: SummaryLoss | None = None
     spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
     # 0: all positions weigh the same; 1: weights follow the teacher's saliency alone
     spatial_focal_weight: float = number(0.0, at_least=0, at_most=1)
@@ -300,7 +301,8 @@ class DistillConfig:
     teacher: list[TeacherConfig] = field(default_factory=list)
     scheme: Scheme = Scheme.offline  # (+)
     mesa: MesaConfig = field(default_factory=MesaConfig)  # (+)
-    loss_type: LossType = LossType.KL
+    # (+) unset: KL for class scores, CS and similarity for features
+    loss_type: LossType | None = None
     loss_lambda: float = number(0.5, at_least=0)
     kl_form: KLForm = KLForm.tao  # (+)
     temperature: float = number(1.0, above=0)  # (+) for KL with kl_form: hinton
@@ -310,6 +312,7 @@ class DistillConfig:
     balance: Balance = Balance.fixed  # (+)
     # (+) UNIC's teacher dropping: probability per image of dropping each teacher except the one with the highest loss
     teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
+    # auto: by loss_type; without one class scores for a student with classes, else combo
     mode: Mode = Mode.auto
     # heads with a hidden layer; unset: true, but linear heads for a backbone that starts from pretrained weights
     use_mlp: bool | None = None

@@ -8,7 +8,7 @@ import torch
 from scipy.special import log_softmax
 from scipy.stats import entropy
 
-from radioplat.losses.terms.similarity import TEMPERATURE, of_images, of_positions
+from radioplat.losses.terms.similarity import MOST_POSITIONS, TEMPERATURE, of_images, of_positions
 
 
 def written_out(student: np.ndarray, teacher: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -48,6 +48,16 @@ def test_positions(pairs):
         expected = written_out(ours[counted], theirs[counted], theirs[counted]).mean()
         assert found[image] == pytest.approx(expected, rel=1e-6)
     torch.testing.assert_close(of_positions(student, teacher)[0], found[0])
+
+
+def test_a_large_map_is_compared_to_every_third_row_and_column_of_it():
+    side = 2 * int(MOST_POSITIONS**0.5) + 2  # every second one would be too many
+    student, teacher = np.random.default_rng(1).normal(size=(2, 1, side, side, 4))
+    targets = teacher[0, ::3, ::3].reshape(-1, 4)
+    expected = written_out(student.reshape(-1, 4), teacher.reshape(-1, 4), targets).mean()
+    found = of_positions(torch.tensor(student), torch.tensor(teacher))
+    assert len(targets) <= MOST_POSITIONS
+    assert found.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_equal_features_lose_nothing_and_gradients_are_finite(pairs):

@@ -82,6 +82,30 @@ def test_combo_has_two_weighted_terms():
     ]
 
 
+BOTH = ["CS", "similarity"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "kinds", "losses"),
+    [
+        ({}, ["summary"] * 2 + ["spatial"] * 2, BOTH * 2),
+        ({"distill.teacher[0].mode": "spatial"}, ["spatial"] * 2, BOTH),
+        ({"dataset.batch_size": 1}, ["summary"] + ["spatial"] * 2, ["CS", *BOTH]),
+        ({"dataset.num_classes": 3}, ["logits"], ["KL"]),
+        ({"dataset.num_classes": 3, "distill.mode": "summary"}, ["summary"] * 2, BOTH),
+        ({"distill.mode": "logits"}, ["logits"], ["KL"]),
+        ({"distill.teacher[0].spatial_loss_type": "gram"}, ["summary"] * 2 + ["spatial"], [*BOTH, "gram"]),
+        ({"distill.mode": "combo", "distill.loss_type": "MSE"}, ["summary"] * 2 + ["spatial"], [*BOTH, "MSE"]),
+    ],
+)
+def test_losses_that_a_spec_does_not_name(spec, kinds, losses):
+    base = {"distill": {"teacher": [{"name": "t"}]}}
+    found = resolve_teachers(load_spec(base, [f"{path}={value}" for path, value in spec.items()]))[0].terms
+    assert [term.kind for term in found] == kinds and [term.loss.value for term in found] == losses
+    assert len({term.name for term in found}) == len(found)
+    assert all(term.where == term.field and term.field.endswith("loss_type") for term in found)
+
+
 @pytest.mark.parametrize(("name", "loss"), [(s, LossType[s.name]) for s in SummaryLoss if s.name != "cosine"])
 def test_summary_losses_by_name(name, loss):
     terms = one(mode="combo", loss_type="MSE", summary_loss_type=name.value).terms
@@ -91,7 +115,7 @@ def test_summary_losses_by_name(name, loss):
 @pytest.mark.parametrize("name", SpatialLoss)
 def test_spatial_losses_by_taos_names(name):
     same = {"mse": "MSE", "balanced": "BALANCED", "cosine": "CS"}
-    found = one(mode="combo", loss_type="KL", spatial_loss_type=name.value).terms[1]
+    found = one(mode="combo", loss_type="KL", summary_loss_type="CE", spatial_loss_type=name.value).terms[1]
     assert (found.loss.value, found.where) == (same.get(name.value, name.value), "distill.teacher[0].spatial_loss_type")
 
 
