@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisat
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.schema.distill import DistillConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import OptimizerName
+from radioplat.spec.schema.train import OptimizerName, Policy
 from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
 
 SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
@@ -34,6 +35,7 @@ SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics 
 # student less in one trial each.
 SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
 _MLP_FIELDS = ("mlp_hidden_size", "mlp_num_inner")
+_ADAM = (OptimizerName.adam, OptimizerName.adamw)
 EXPERIMENT = "experiment.yaml"
 
 
@@ -78,7 +80,7 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
     # A checkpoint of radioplat may be of a pruned student, whose BatchNorm has to follow.
     begins = any(not is_checkpoint(path) for _, path in paths)
     for field, value in open_losses(spec):
-        yield Decision(field, value, "no loss is named" if field.endswith("loss_type") else "")
+        yield Decision(field, value, "and similarity: no loss is named" if field.endswith("loss_type") else "")
     if spec.distill.use_mlp is None:
         forms = _head_forms(spec, paths)
         if forms:
@@ -109,11 +111,24 @@ def ema_decay(total_steps: int) -> float:
     return 1 - 1 / min(10_000.0, max(10.0, total_steps / 10))
 
 
+def warmup_epochs(spec: Spec, epochs: float) -> float:
+    """Return the warm-up of a taught student: a twentieth of the run from random weights, else none.
+
+    Args:
+        epochs: of the run.
+    """
+    optim = spec.train.optim
+    random = not any(Path(path).exists() for _, path in student_paths(spec))
+    # Stages restart the schedule, and this policy has a warm-up of its own; a rate of whole epochs has no fractions.
+    fits = not spec.distill.stages and optim.policy is not Policy.soft_start_annealing and optim.sched_on_updates
+    return round(epochs / 20, 4) if random and fits and optim.optim in _ADAM else 0.0
+
+
 def _rate(spec: Spec, student: StudentArchitecture, pretrained: bool) -> Decision:
     """Choose the learning rate: the default of :class:`OptimConfig` for pretrained weights, a higher one for others."""
     field, optim = "train.optim.lr", spec.train.optim
     pruned = pretrained and student.pruned is not None and student.quantized is None
-    if (pretrained and not pruned) or optim.optim not in (OptimizerName.adam, OptimizerName.adamw):
+    if (pretrained and not pruned) or optim.optim not in _ADAM:
         return Decision(field, optim.rate, "")
     if pruned:
         return Decision(field, PRUNED_LR, "a pruned student")
@@ -198,4 +213,5 @@ def timm_normalisation(kind: str) -> Normalisation | None:
 
 
 def _text(value: Any) -> str:
+    value = value.value if isinstance(value, Enum) else value
     return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")

@@ -79,7 +79,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, steps_per_ep
     fraction ``annealing`` of the run on. With ``sched_on_updates: false`` the rate changes only between epochs.
     """
     step = _counted(config, step, steps_per_epoch)
-    warmup = round(config.warmup_epochs * steps_per_epoch)
+    warmup = round(config.warm_up * steps_per_epoch)
     if step < warmup:
         return _warm_up(config, step, steps_per_epoch)
     params = config.policy_params
@@ -115,5 +115,5 @@ def _counted(config: OptimConfig, step: int, steps_per_epoch: int) -> int:
 
 def _warm_up(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
     """Return the rate at ``step`` steps after the start of a linear warm-up; at most ``lr``."""
-    warmup = round(config.warmup_epochs * steps_per_epoch)
+    warmup = round(config.warm_up * steps_per_epoch)
     return config.rate * min(1.0, (step + 1) / warmup) if warmup else config.rate

@@ -13,6 +13,7 @@ from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.schema.distill import LossType
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.train import DEFAULT_LR
 
@@ -33,7 +34,8 @@ def files(tmp_path_factory):
 
 
 def spec_of(kind: str, *overrides: str):
-    teacher = {"name": "t", "model": {"backbone": {"type": "test_vit"}}, "mode": "combo", "loss_type": "MSE"}
+    teacher = {"name": "t", "model": {"backbone": {"type": "test_vit"}}, "mode": "combo", "loss_type": "MSE",
+               "summary_loss_type": "cosine"}  # fmt: skip
     return load_spec(
         {"distill": {"teacher": [teacher]}, "dataset": {"img_size": 64, "batch_size": 8}},
         [f"model.backbone.type={kind}", *overrides],
@@ -81,6 +83,20 @@ def test_the_rate_follows_the_start(files, tmp_path, kind, override, rate):
     again = spec_of(kind, *overrides)
     again, told = decide(again, student_architecture(again, "distill", [], {}), tmp_path)
     assert again.train.optim.lr == (0.1 if rate == 0.1 else 0.0123) and not told
+
+
+def test_losses_that_the_spec_leaves_open_are_written_into_it(tmp_path):
+    spec = spec_of(LITE, "distill.teacher[0].loss_type=null", "distill.teacher[0].extra_losses=[]")
+    student = student_architecture(spec, "distill", [], {})
+    settled, told = decide(spec, student, tmp_path)
+    teacher = settled.distill.teacher[0]
+    assert teacher.loss_type is LossType.CS
+    assert [(extra.type.value, extra.kind.value) for extra in teacher.extra_losses] == [("similarity", "spatial")]
+    assert str(told[0]) == "distill.teacher[0].loss_type=CS (and similarity: no loss is named)"
+    teacher.loss_type = LossType.BALANCED  # as if this version had another default than the one that the run began with
+    (tmp_path / "experiment.yaml").write_text(to_yaml(settled))
+    (tmp_path / "model_epoch_001").mkdir()
+    assert decide(spec, student, tmp_path)[0].distill == settled.distill
 
 
 def test_pretrained_weights_decide(files, tmp_path):

@@ -13,7 +13,7 @@ from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.sources import list_shards
-from radioplat.design.automatic import Decision, decide, earlier_spec, ema_decay
+from radioplat.design.automatic import Decision, decide, earlier_spec, ema_decay, warmup_epochs
 from radioplat.design.detector import detector_architecture, detector_widths
 from radioplat.design.detector_teachers import teacher_file_problems
 from radioplat.design.head_fit import fit_steps, heads_to_fit
@@ -97,6 +97,21 @@ def average(preflight: Preflight) -> None:
         preflight.decide(Decision("train.ema_decay", round(decay, 6), "an average over a tenth of the run"))
     preflight.spec = copy.deepcopy(preflight.spec)
     preflight.spec.train.ema_decay = decay
+
+
+def warm_up(preflight: Preflight) -> None:
+    """Decide the warm-up of a taught student from the length of the run; one that has begun keeps its own."""
+    spec = preflight.spec
+    taught = is_taught(preflight.task) and spec.model.task is ModelTask.features
+    if spec.train.optim.warmup_epochs is not None or preflight.data is None or not taught:
+        return
+    earlier = earlier_spec(spec, preflight.folder)
+    if earlier is not None:
+        epochs = earlier.train.optim.warm_up
+    elif epochs := warmup_epochs(spec, total_steps(spec, preflight.steps_per_epoch) / preflight.steps_per_epoch):
+        preflight.decide(Decision("train.optim.warmup_epochs", epochs, "random weights"))
+    preflight.spec = copy.deepcopy(spec)
+    preflight.spec.train.optim.warmup_epochs = epochs
 
 
 def sample_facts(preflight: Preflight) -> None:

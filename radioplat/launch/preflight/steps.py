@@ -26,6 +26,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.data, run_parts.boxes),
     (Level.data, run_parts.samples),
     (Level.data, run_parts.average),
+    (Level.data, run_parts.warm_up),
     (Level.plan, run_parts.sample_facts),
     (Level.start, run_parts.held_out),
     (Level.start, readiness.evaluation),

@@ -88,7 +88,8 @@ class OptimConfig:
     weight_decay: float = number(0.01, at_least=0)
     betas: list[float] = number(lambda: [0.9, 0.999], at_least=0, below=1)
     skip_names: list[str] = field(default_factory=list)
-    warmup_epochs: float = number(0.0, at_least=0)
+    # (+) unset: a twentieth of the run for a taught student from random weights, else none
+    warmup_epochs: float | None = number(None, at_least=0)
     sched_on_updates: bool = True
     # (+) learning rate of heads and classifiers; default: lr
     projector_lr: float | None = number(None, above=0)
@@ -104,6 +105,11 @@ class OptimConfig:
     def rate(self) -> float:
         """``lr``, or its default."""
         return DEFAULT_LR if self.lr is None else self.lr
+
+    @property
+    def warm_up(self) -> float:
+        """``warmup_epochs``, or none."""
+        return self.warmup_epochs or 0.0
 
 
 @dataclass
