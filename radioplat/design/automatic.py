@@ -22,8 +22,7 @@ from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.default_losses import kept_losses, open_losses
 from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
-from radioplat.spec.resolved.teacher import teacher_names
-from radioplat.spec.schema.distill import DistillConfig
+from radioplat.spec.resolved.teacher import has_hidden_layers, teacher_names
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import OptimizerName, Policy
 from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
@@ -34,7 +33,6 @@ SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics 
 # alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its
 # student less in one trial each.
 SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
-_MLP_FIELDS = ("mlp_hidden_size", "mlp_num_inner")
 _ADAM = (OptimizerName.adam, OptimizerName.adamw)
 EXPERIMENT = "experiment.yaml"
 
@@ -85,10 +83,10 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
         forms = _head_forms(spec, paths)
         if forms:
             yield Decision("distill.use_mlp", any(forms), "as the heads of the pretrained student")
-        elif paths and not _asks_mlp(spec.distill):
-            yield Decision("distill.use_mlp", False, "linear heads can be fitted whole to a pretrained student")
         else:
-            yield Decision("distill.use_mlp", True, "")
+            hidden = has_hidden_layers(spec.distill)
+            fitted = "linear heads can be fitted whole to a pretrained student" if paths and not hidden else ""
+            yield Decision("distill.use_mlp", hidden, fitted)
     if not sets_normalisation(spec) and (normal := _normalisation_of(spec, paths)) is not None:
         for name, values in zip(("mean", "std"), normal, strict=True):
             field = f"model.backbone.student_norm_{name}"
@@ -161,14 +159,6 @@ def earlier_spec(spec: Spec, folder: Path) -> Spec | None:
         return load_spec(experiment)
     written = folder / EXPERIMENT
     return load_spec(written) if written.exists() and any(folder.glob("model_epoch_*")) else None
-
-
-def _asks_mlp(distill: DistillConfig) -> bool:
-    """Return True if the spec describes an MLP, without saying so by ``use_mlp``."""
-    default = DistillConfig()
-    return any(getattr(distill, name) != getattr(default, name) for name in _MLP_FIELDS) or any(
-        teacher.spatial_mlp_version != "v2" or teacher.spatial_num_inner for teacher in distill.teacher
-    )
 
 
 def _head_forms(spec: Spec, paths: list[tuple[str, str]]) -> list[bool]:

@@ -56,8 +56,8 @@ def weights(files, kind: str) -> str:
 
 
 def test_a_student_from_nothing_gets_a_rate_that_teaches_it(tmp_path):
-    assert decided(tmp_path, LITE) == ((True, [], False, 0.0), [RATE])
-    assert decided(tmp_path, LITE, "train.optim.lr=1e-5") == ((True, [], False, 0.0), [])
+    assert decided(tmp_path, LITE) == ((False, [], False, 0.0), [RATE])
+    assert decided(tmp_path, LITE, "train.optim.lr=1e-5") == ((False, [], False, 0.0), [])
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_results_folder(quiet_run):
 
 def test_experiment_yaml_is_the_spec_that_ran(quiet_run):
     """With what the run decided for fields that the user's file leaves unset."""
-    decided = ["distill.use_mlp=true", "model.backbone.freeze_norm=false", "train.optim.head_warmup_epochs=0.0"]
+    decided = ["distill.use_mlp=false", "model.backbone.freeze_norm=false", "train.optim.head_warmup_epochs=0.0",
+               "train.optim.warmup_epochs=0.1"]  # fmt: skip
     assert load_spec(quiet_run.folder / "experiment.yaml") == load_spec(quiet_run.file, [*EVERY_SECOND, *decided])
 
 
@@ -341,17 +342,21 @@ def test_drawn_sizes_and_every_augmentation_train_and_go_on_as_they_were(make_sp
         assert loss == pytest.approx(whole.losses[step], rel=1e-6), step
 
 
-def test_the_average_follows_the_length_of_the_run(make_spec, distil, tmp_path):
-    """Over a tenth of it; a run that has begun keeps its decay, and one in the spec stays."""
+def test_average_and_warm_up_follow_the_length_of_the_run(make_spec, distil, tmp_path):
+    """Over a tenth of it, and a twentieth; a run that has begun keeps its own, and what the spec says stays."""
 
-    def decided(folder: Path, *overrides: str) -> float | None:
+    def decided(folder: Path, *overrides: str) -> tuple[float | None, float | None]:
         spec = load_spec(make_spec(tmp_path / "run"), ("train.num_epochs=100", *overrides))
-        return take_steps(Preflight(spec, "distill", folder, Level.data)).spec.train.ema_decay
+        train = take_steps(Preflight(spec, "distill", folder, Level.data)).spec.train
+        return train.ema_decay, train.optim.warmup_epochs
 
     ema = "train.enable_ema=true"
-    assert decided(tmp_path / "none", ema) == pytest.approx(1 - 1 / 40)  # of 400 steps
-    assert decided(tmp_path / "none", ema, "train.ema_decay=0.5") == 0.5
-    assert decided(tmp_path / "none") is None
+    assert decided(tmp_path / "none", ema) == (pytest.approx(1 - 1 / 40), 5)  # of 400 steps and 100 epochs
+    assert decided(tmp_path / "none", ema, "train.ema_decay=0.5", "train.optim.warmup_epochs=0") == (0.5, 0)
+    assert decided(tmp_path / "none") == (None, 5)
+    assert decided(tmp_path / "none", "train.optim.policy=soft_start_annealing") == (None, 0)
+    assert decided(tmp_path / "none", "train.optim.optim=sgd") == (None, 0)
     begun = distil(make_spec(tmp_path / "run"), ema, "train.max_steps=2")
-    assert load_spec(begun.folder / "experiment.yaml").train.ema_decay == pytest.approx(0.9)
-    assert decided(begun.folder, ema) == pytest.approx(0.9)
+    written = load_spec(begun.folder / "experiment.yaml").train
+    assert written.ema_decay == pytest.approx(0.9) and written.optim.warmup_epochs == 0.025  # of half an epoch
+    assert decided(begun.folder, ema) == (pytest.approx(0.9), 0.025)

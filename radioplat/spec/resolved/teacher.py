@@ -166,6 +166,16 @@ def teacher_names(teachers: list[TeacherConfig]) -> list[str]:
     return names
 
 
+def has_hidden_layers(distill: DistillConfig) -> bool:
+    """Return ``use_mlp``; if it is unset, whether the spec describes hidden layers of heads."""
+    if distill.use_mlp is not None:
+        return distill.use_mlp
+    default = DistillConfig()
+    return any(
+        getattr(distill, name) != getattr(default, name) for name in ("mlp_hidden_size", "mlp_num_inner")
+    ) or any(teacher.spatial_mlp_version != "v2" or teacher.spatial_num_inner for teacher in distill.teacher)
+
+
 def average_view(spec: Spec, view: AverageView) -> str:
     """Return the name of the view of the student's EMA."""
     return AVERAGE if view is AverageView.shifted else student_view(spec)
@@ -211,7 +221,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         patch_size=teacher.patch_size,
         norm_mean=tuple(teacher.norm_mean or augmentation.mean or IMAGENET_MEAN),
         norm_std=tuple(teacher.norm_std or augmentation.std or IMAGENET_STD),
-        hidden=0 if common.use_mlp is False else common.mlp_hidden_size,
+        hidden=common.mlp_hidden_size if has_hidden_layers(common) else 0,
         num_inner=common.mlp_num_inner,
         service=_service(spec, name, max(1, teacher.mosaic)),
         sizes=sizes_seen_with(spec, name) if match else (),

@@ -314,7 +314,7 @@ class DistillConfig:
     teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
     # auto: by loss_type; without one class scores for a student with classes, else combo
     mode: Mode = Mode.auto
-    # heads with a hidden layer; unset: true, but linear heads for a backbone that starts from pretrained weights
+    # heads with a hidden layer; unset: linear heads, unless other fields describe hidden layers
     use_mlp: bool | None = None
     mlp_hidden_size: int = number(1024, at_least=1, hint="For a single linear layer set distill.use_mlp: false.")
     mlp_num_inner: int = number(0, at_least=0, at_most=100)
