@@ -1,10 +1,11 @@
-"""What each ingredient of the recipe is worth to a small ViT from random weights, at a budget where it can be seen.
+"""What each ingredient of the recipe is worth to a student from random weights, at a budget where it can be seen.
 
-``python -m benchmarks.teach.ingredients [--seeds 1 2 3] [--only NAME ...] [--folder results/teach] [--minutes M]``. A
-``radio_vit_tiny_patch16`` of six blocks is taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2
-(map) on two passes over the 12,000 crops of `benchmarks.teach.corpora`; every variant changes one thing of ``base``, or
-of the variant that it names. Seeds are those of the weights and draws; the order and the views of the images are the
-same for all, so that teachers compute each view once. Two runs at a time, a thread each.
+``python -m benchmarks.teach.ingredients [--student vit] [--seeds 1 2 3] [--only NAME ...] [--folder results/teach]
+[--minutes M]``. A ``radio_vit_tiny_patch16`` of six blocks, or with ``--student cnn`` a ``mobilenetv3_small_100``, is
+taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2 (map) on two passes over the 12,000 crops of
+`benchmarks.teach.corpora`. Every variant changes one thing of ``base``, or of the variant that it names. Seeds are those
+of the weights and draws; the order and the views of the images are the same for all, so that teachers compute each view
+once. Two runs at a time, a thread each.
 
 What ``--folder`` has is not run again, what was interrupted goes on, and ``--minutes`` starts no run after so many. The
 last line on stdout is one JSON object: for each variant that has all seeds the differences on each figure of
@@ -36,15 +37,32 @@ BASE = "base"
 SIDE, BATCH, PASS, STEPS = 96, 32, 375, 750
 FIGURES = ("pictures.knn", "pictures.linear", "fashion.knn", "fashion.linear", "composites.dense")
 AT_ONCE = 2
-_BOTH = ("distill.teacher[0].", "distill.teacher[1].")
-_MSE = [f"{each}loss_type=MSE" for each in _BOTH]
+STUDENTS = {
+    "vit": {"type": "radio_vit_tiny_patch16", "kwargs": {"depth": 6}},
+    "cnn": {"type": "mobilenetv3_small_100"},
+}
+
+
+def _maps_by(loss: str) -> list[str]:
+    return [f"distill.teacher[{i}].loss_type={loss}" for i in range(2)]
+
+
+def _summary_by(loss: str) -> str:
+    return f"distill.teacher[0].summary_loss_type={loss}"
+
+
+_MSE = _maps_by("MSE")
 
 
 # name -> (the variant that it is compared with, its overrides)
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     BASE: (BASE, []),
-    "linear_heads": (BASE, ["distill.use_mlp=false"]),
-    "angle": (BASE, ["distill.teacher[0].summary_loss_type=angle"]),
+    "mlp_heads": (BASE, ["distill.use_mlp=true"]),
+    "without_warm_up": (BASE, ["train.optim.warmup_epochs=0"]),
+    "cosine": (BASE, [*_maps_by("CS"), _summary_by("cosine")]),
+    "similarity": (BASE, [*_maps_by("similarity"), _summary_by("similarity")]),
+    "balanced": ("cosine", [*_maps_by("BALANCED"), _summary_by("cosine")]),
+    "angle": (BASE, [_summary_by("angle")]),
     "mse": (BASE, _MSE),
     "standardize_mse": ("mse", [*_MSE, "distill.target_norm.type=standardize"]),
     "phi_s_mse": ("standardize_mse", [*_MSE, "distill.target_norm.type=phi_s"]),
@@ -71,29 +89,36 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "cosine_schedule": (BASE, ["train.optim.policy=cosine"]),
     "one_teacher": (BASE, []),
 }
+OF_A_VIT = ("without_cpe", "without_registers", "rate_doubled", "rate_halved", "heads_faster", "heads_slower")
 
 
 def main() -> None:
     """Run what is missing, and compare what is there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--student", choices=STUDENTS, default="vit")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="NAME")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many")
     given = parser.parse_args()
     folder, deadline = given.folder.absolute(), time.monotonic() + 60 * given.minutes
+    fitting = [name for name in VARIANTS if given.student == "vit" or name not in OF_A_VIT]
+    if unfit := set(given.only or ()) - set(fitting):
+        parser.error(f"--only {' '.join(sorted(unfit))}: these are for --student vit")
+    only = given.only or fitting
     os.environ["OMP_NUM_THREADS"] = "1"
     terminal.note("corpora")
     last_line("benchmarks.teach.corpora", "--folder", folder / "corpora")
     for kind in TEACHERS.values():
         teacher_weights(kind, folder / "weights")
-    names = sorted(set(given.only) | {VARIANTS[name][0] for name in given.only}, key=list(VARIANTS).index)
+    names = sorted(set(only) | {VARIANTS[name][0] for name in only}, key=list(VARIANTS).index)
     jobs = [(name, seed) for seed in given.seeds for name in names]
 
     def run(job: tuple[str, int]) -> Path | None:
-        return _run(folder, *job) if time.monotonic() < deadline or _embeddings(folder, *job).exists() else None
+        done = _embeddings(folder, given.student, *job).exists()
+        return _run(folder, given.student, *job) if done or time.monotonic() < deadline else None
 
-    _run(folder, *jobs[0])  # alone: it stores the teachers' features
+    _run(folder, given.student, *jobs[0])  # alone: it stores the teachers' features
     with ThreadPoolExecutor(AT_ONCE) as pool:
         files = dict(zip(jobs, pool.map(run, jobs), strict=True))
     found: dict[str, dict[str, Any]] = {}
@@ -103,7 +128,7 @@ def main() -> None:
             found[name] = {"against": VARIANTS[name][0], **compared(*sides)["differences"]}  # type: ignore[arg-type]
     correct(found)
     _show(found)
-    print(json.dumps({"seeds": given.seeds, "images": STEPS * BATCH, "variants": found}))
+    print(json.dumps({"student": given.student, "seeds": given.seeds, "images": STEPS * BATCH, "variants": found}))
 
 
 def correct(found: dict[str, dict[str, Any]]) -> None:
@@ -128,28 +153,28 @@ def _show(found: dict[str, dict[str, Any]]) -> None:
     terminal.show_table("differences, p corrected by Holm", ["", "against", *FIGURES], rows)
 
 
-def _embeddings(folder: Path, name: str, seed: int) -> Path:
-    return folder / "ingredients" / name / f"seed_{seed}" / "embeddings.npz"
+def _embeddings(folder: Path, student: str, name: str, seed: int) -> Path:
+    return folder / "ingredients" / student / name / f"seed_{seed}" / "embeddings.npz"
 
 
-def _run(folder: Path, name: str, seed: int) -> Path:
+def _run(folder: Path, student: str, name: str, seed: int) -> Path:
     """Train one variant unless that is done; return the embeddings."""
-    target = _embeddings(folder, name, seed)
+    target = _embeddings(folder, student, name, seed)
     if not target.exists():
         terminal.note(f"{name}, seed {seed}")
-        onnx = distil(target.parent, _spec(folder, name, seed))
+        onnx = distil(target.parent, _spec(folder, student, name, seed))
         embedded(target, folder / "corpora", onnx)
     return target
 
 
-def _spec(folder: Path, name: str, seed: int) -> dict[str, Any]:
+def _spec(folder: Path, student: str, name: str, seed: int) -> dict[str, Any]:
     source = {"root_dir": str(folder / "corpora" / "train"), "samples_per_file": 500, "steps_per_epoch": PASS}
     teachers = [
         teacher(each, teacher_weights(kind, folder / "weights"), "combo" if each == "lite0" else "spatial")
         for each, kind in TEACHERS.items()
     ]
     base = {
-        "model": {"backbone": {"type": "radio_vit_tiny_patch16", "kwargs": {"depth": 6}}},
+        "model": {"backbone": STUDENTS[student]},
         "dataset": {
             "img_size": SIDE,
             "batch_size": BATCH,
@@ -158,7 +183,7 @@ def _spec(folder: Path, name: str, seed: int) -> dict[str, Any]:
             "train_dataset": {"tar_data_sources": [source], "seed": 1},
             "index_dir": str(folder / "index"),
         },
-        "train": {"seed": seed, "max_steps": STEPS, "num_epochs": STEPS // PASS, "optim": {"warmup_epochs": 0.1}},
+        "train": {"seed": seed, "max_steps": STEPS, "num_epochs": STEPS // PASS},
         "distill": {"teacher": teachers[: 1 if name == "one_teacher" else None]},
         "feature_cache": {"dir": str(folder / "ingredients" / "features")},
         "cluster": {"mode": "local"},

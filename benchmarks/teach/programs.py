@@ -98,8 +98,6 @@ def teacher(name: str, weights: Path, mode: str) -> dict[str, Any]:
         "model": {"backbone": {"type": TEACHERS[name]}},
         "pretrained_teacher_model_path": str(weights),
         "mode": mode,
-        "loss_type": "BALANCED",
-        "summary_loss_type": "cosine",
         "norm_mean": list(MEAN),
         "norm_std": list(STD),
     }
