@@ -3,7 +3,7 @@
 ``python -m benchmarks.teach.ingredients [--student vit] [--seeds 1 2 3] [--only NAME ...] [--folder results/teach]
 [--minutes M]``. A ``radio_vit_tiny_patch16`` of six blocks, or with ``--student cnn`` a ``mobilenetv3_small_100``, is
 taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2 (map) on two passes over the 12,000 crops of
-`benchmarks.teach.corpora`. Every variant changes one thing of ``base``, or of the variant that it names. Seeds are those
+`benchmarks.teach.corpora`. A variant changes one thing of ``base``, or of the variant that it names. Seeds are those
 of the weights and draws; the order and the views of the images are the same for all, so that teachers compute each view
 once. Two runs at a time, a thread each.
 
