@@ -110,7 +110,7 @@ def test_the_number_of_views_follows_the_number_of_passes(make_spec, distil, tmp
     unset = "dataset.augmentation.views_per_image=null"
 
     def decided(epochs: int, *overrides: str) -> tuple[int | None, str]:
-        changes = (unset, f"train.num_epochs={epochs}", *overrides)
+        changes = (unset, f"train.num_epochs={epochs}", "train.optim.warmup_epochs=0", *overrides)
         preflight = Preflight(load_spec(make_spec(tmp_path / "run"), changes), "distill", tmp_path / "x", Level.start)
         take_steps(preflight)
         fact = preflight.facts.get("decided for this run", "")

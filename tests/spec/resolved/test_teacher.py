@@ -31,7 +31,7 @@ def test_the_published_example():
     assert first.terms[0].loss is LossType.BALANCED and first.loss_lambda == second.loss_lambda == 0.5
     assert second.norm_mean == (0.5, 0.5, 0.5)
     assert first.weights == "/weights/teacher_dinov2.pth"
-    assert (first.hidden, first.num_inner) == (1024, 0)
+    assert (first.hidden, first.num_inner) == (0, 0)
     assert first.where == "distill.teacher[0]"
 
 
@@ -69,7 +69,7 @@ def test_unset_fields_inherit_and_set_ones_win():
     own = one(globally, mode="summary", loss_lambda=0.0, loss_type="L1", spatial_num_inner=0)
     assert own.mode is Mode.summary and own.loss_lambda == 0.0 and (own.num_inner, own.spatial_num_inner) == (2, 0)
     assert [(t.kind, t.loss) for t in own.terms] == [("summary", LossType.L1)]
-    assert one({"use_mlp": False}).hidden == 0
+    assert one({"use_mlp": True}).hidden == 1024
 
 
 def test_combo_has_two_weighted_terms():

@@ -93,7 +93,7 @@ def test_an_attempt_that_the_killer_ended_counts_once(tmp_path):
     assert out_of_memory.halvings(tmp_path, SPEC, 3)[0] == 1
 
 
-PAIR = [{"name": "a", "mode": "combo"}, {"name": "b", "mode": "spatial"}]
+PAIR = [{"name": "a", "mode": "combo", "summary_loss_type": "cosine"}, {"name": "b", "mode": "spatial"}]
 TEACHERS = {"distill": {"loss_type": "CS", "teacher": PAIR}}
 HEADS = (HeadArchitecture("a", 5, 6, hidden=8), HeadArchitecture("b", spatial_dim=4, hidden=8))
 VIT = {"embed_dim": 24, "depth": 1, "num_heads": 2}
