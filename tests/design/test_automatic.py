@@ -90,10 +90,10 @@ def test_losses_that_the_spec_leaves_open_are_written_into_it(tmp_path):
     student = student_architecture(spec, "distill", [], {})
     settled, told = decide(spec, student, tmp_path)
     teacher = settled.distill.teacher[0]
-    assert teacher.loss_type is LossType.CS
+    assert teacher.loss_type is LossType.BALANCED
     assert [(extra.type.value, extra.kind.value) for extra in teacher.extra_losses] == [("similarity", "spatial")]
-    assert str(told[0]) == "distill.teacher[0].loss_type=CS (and similarity: no loss is named)"
-    teacher.loss_type = LossType.BALANCED  # as if this version had another default than the one that the run began with
+    assert str(told[0]) == "distill.teacher[0].loss_type=BALANCED (and similarity: no loss is named)"
+    teacher.loss_type = LossType.CS  # as if this version had another default than the one that the run began with
     (tmp_path / "experiment.yaml").write_text(to_yaml(settled))
     (tmp_path / "model_epoch_001").mkdir()
     assert decide(spec, student, tmp_path)[0].distill == settled.distill

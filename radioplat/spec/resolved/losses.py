@@ -105,4 +105,4 @@ def loss_named(name: str) -> LossType:
 
 def default_losses(kind: Kind) -> tuple[LossType, ...]:
     """Return the losses where the spec names none: of features, what each is and which of them are alike."""
-    return (LossType.KL,) if kind is Kind.logits else (LossType.CS, LossType.similarity)
+    return (LossType.KL,) if kind is Kind.logits else (LossType.BALANCED, LossType.similarity)

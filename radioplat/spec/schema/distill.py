@@ -55,6 +55,7 @@ class SummaryLoss(str, Enum):
     angle = "angle"
     cosine = "cosine"
     tangent_sphere = "tangent_sphere"
+    balanced = "balanced"
     similarity = "similarity"
 
 
@@ -270,7 +271,7 @@ class TeacherConfig:
     norm_std: list[float] = number(list, above=0)
     summary_loss_weight: float = number(1.0, at_least=0)
     fd_loss_weight: float = number(1.0, at_least=0)
-    # (+) unset: CS and similarity, as loss_type
+    # (+) unset: balanced and similarity
     summary_loss_type: SummaryLoss | None = None
     spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
     # 0: all positions weigh the same; 1: weights follow the teacher's saliency alone
@@ -301,7 +302,7 @@ class DistillConfig:
     teacher: list[TeacherConfig] = field(default_factory=list)
     scheme: Scheme = Scheme.offline  # (+)
     mesa: MesaConfig = field(default_factory=MesaConfig)  # (+)
-    # (+) unset: KL for class scores, CS and similarity for features
+    # (+) unset: KL for class scores, BALANCED and similarity for features
     loss_type: LossType | None = None
     loss_lambda: float = number(0.5, at_least=0)
     kl_form: KLForm = KLForm.tao  # (+)

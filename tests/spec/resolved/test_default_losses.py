@@ -72,7 +72,7 @@ def test_what_is_named_is_not_open():
     fields = dict(open_losses(spec_of()))
     assert {name: plain(value) for name, value in fields.items()} == {
         f"{T}.mode": "combo",
-        f"{T}.summary_loss_type": "cosine",
-        f"{T}.loss_type": "CS",
+        f"{T}.summary_loss_type": "balanced",
+        f"{T}.loss_type": "BALANCED",
         f"{T}.extra_losses": [{"type": "similarity", "kind": k, "weight": 1.0} for k in ("summary", "spatial")],
     }

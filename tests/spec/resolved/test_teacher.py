@@ -82,7 +82,7 @@ def test_combo_has_two_weighted_terms():
     ]
 
 
-BOTH = ["CS", "similarity"]
+BOTH = ["BALANCED", "similarity"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ BOTH = ["CS", "similarity"]
     [
         ({}, ["summary"] * 2 + ["spatial"] * 2, BOTH * 2),
         ({"distill.teacher[0].mode": "spatial"}, ["spatial"] * 2, BOTH),
-        ({"dataset.batch_size": 1}, ["summary"] + ["spatial"] * 2, ["CS", *BOTH]),
+        ({"dataset.batch_size": 1}, ["summary"] + ["spatial"] * 2, ["BALANCED", *BOTH]),
         ({"dataset.num_classes": 3}, ["logits"], ["KL"]),
         ({"dataset.num_classes": 3, "distill.mode": "summary"}, ["summary"] * 2, BOTH),
         ({"distill.mode": "logits"}, ["logits"], ["KL"]),
@@ -106,7 +106,7 @@ def test_losses_that_a_spec_does_not_name(spec, kinds, losses):
     assert all(term.where == term.field and term.field.endswith("loss_type") for term in found)
 
 
-@pytest.mark.parametrize(("name", "loss"), [(s, LossType[s.name]) for s in SummaryLoss if s.name != "cosine"])
+@pytest.mark.parametrize(("name", "loss"), [(s, LossType[s.name]) for s in SummaryLoss if s.name not in ("cosine", "balanced")])
 def test_summary_losses_by_name(name, loss):
     terms = one(mode="combo", loss_type="MSE", summary_loss_type=name.value).terms
     assert [term.loss for term in terms] == [loss, LossType.MSE]
