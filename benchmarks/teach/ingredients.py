@@ -54,6 +54,15 @@ def _summary_by(loss: str) -> str:
 _MSE = _maps_by("MSE")
 
 
+def _batch(images: int, rate: float | None = None) -> list[str]:
+    """The same images in steps of so many, at the default rate or another."""
+    source = "dataset.train_dataset.tar_data_sources[0]"
+    steps = PASS * BATCH // images
+    found = [f"dataset.batch_size={images}", f"{source}.steps_per_epoch={steps}"]
+    found.append(f"train.max_steps={STEPS // PASS * steps}")
+    return [*found, *([] if rate is None else [f"train.optim.lr={rate}"])]
+
+
 # name -> (the variant that it is compared with, its overrides)
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     BASE: (BASE, []),
@@ -88,8 +97,17 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "heads_slower": (BASE, ["train.optim.projector_lr=3e-4"]),
     "cosine_schedule": (BASE, ["train.optim.policy=cosine"]),
     "one_teacher": (BASE, []),
+    "batch_8": (BASE, _batch(8)),
+    "batch_8_same_rate": ("batch_8", _batch(8, 3e-3)),
+    "batch_8_quarter_rate": ("batch_8", _batch(8, 3e-3 / 4)),
+    "batch_128": (BASE, _batch(128)),
+    "batch_128_same_rate": ("batch_128", _batch(128, 3e-3)),
+    "batch_128_fourfold_rate": ("batch_128", _batch(128, 4 * 3e-3)),
 }
-OF_A_VIT = ("without_cpe", "without_registers", "rate_doubled", "rate_halved", "heads_faster", "heads_slower")
+OF_ONE_STUDENT = {
+    "vit": ("without_cpe", "without_registers", "rate_doubled", "rate_halved", "heads_faster", "heads_slower"),
+    "cnn": tuple(name for name in VARIANTS if name.startswith("batch_")),
+}
 
 
 def main() -> None:
@@ -102,9 +120,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many")
     given = parser.parse_args()
     folder, deadline = given.folder.absolute(), time.monotonic() + 60 * given.minutes
-    fitting = [name for name in VARIANTS if given.student == "vit" or name not in OF_A_VIT]
-    if unfit := set(given.only or ()) - set(fitting):
-        parser.error(f"--only {' '.join(sorted(unfit))}: these are for --student vit")
+    unfit = {name for student, names in OF_ONE_STUDENT.items() if student != given.student for name in names}
+    fitting = [name for name in VARIANTS if name not in unfit]
+    if wrong := unfit.intersection(given.only or ()):
+        parser.error(f"--only {' '.join(sorted(wrong))}: not for --student {given.student}")
     only = given.only or fitting
     os.environ["OMP_NUM_THREADS"] = "1"
     terminal.note("corpora")

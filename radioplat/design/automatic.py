@@ -7,6 +7,7 @@ weights or a new version of radioplat change no run that has begun.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -28,11 +29,14 @@ from radioplat.spec.schema.train import OptimizerName, Policy
 from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_cfg
 
 SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
-# Adam's rates for students from random weights, with and without BatchNorm. The first is that of part `scratch` of
-# benchmarks.teach; 6e-5 and 1e-3 taught its student less in equally long trials. The second was tried with a tiny ViT
-# alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its
+# Adam's rates for students from random weights, with and without BatchNorm, at 32 images a step. The first is that of
+# part `scratch` of benchmarks.teach; 6e-5 and 1e-3 taught its student less in equally long trials. The second was tried
+# with a tiny ViT alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its
 # student less in one trial each.
 SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
+# Adam's noise stays the same if the rate follows the square root of the batch (Malladi et al. 2022, arXiv 2205.10287).
+# Variants `batch_...` of `benchmarks.teach.ingredients` compare rates at both ends; nothing was measured beyond them.
+SCALED_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 32, 8, 128
 _ADAM = (OptimizerName.adam, OptimizerName.adamw)
 EXPERIMENT = "experiment.yaml"
 
@@ -130,9 +134,12 @@ def _rate(spec: Spec, student: StudentArchitecture, pretrained: bool) -> Decisio
         return Decision(field, optim.rate, "")
     if pruned:
         return Decision(field, PRUNED_LR, "a pruned student")
-    if has_batchnorm(build_on_meta(student)):
-        return Decision(field, SCRATCH_BATCHNORM_LR, "random weights, with BatchNorm")
-    return Decision(field, SCRATCH_LR, "random weights, without BatchNorm")
+    normal = has_batchnorm(build_on_meta(student))
+    batch = spec.global_batch_size
+    scale = math.sqrt(min(max(batch, SMALLEST_BATCH), LARGEST_BATCH) / SCALED_BATCH)
+    rate = float(f"{scale * (SCRATCH_BATCHNORM_LR if normal else SCRATCH_LR):.2g}")
+    reason = f"random weights, {'with' if normal else 'without'} BatchNorm, {batch} images a step"
+    return Decision(field, rate, reason)
 
 
 def _kept(spec: Spec, earlier: Spec) -> Iterator[Decision]:

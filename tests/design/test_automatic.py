@@ -63,8 +63,12 @@ def test_a_student_from_nothing_gets_a_rate_that_teaches_it(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "override", "rate"),
     [
-        (LITE, "", SCRATCH_BATCHNORM_LR),
-        ("test_vit", "", SCRATCH_LR),
+        (LITE, "dataset.batch_size=32", SCRATCH_BATCHNORM_LR),
+        ("test_vit", "dataset.batch_size=32", SCRATCH_LR),
+        (LITE, "dataset.batch_size=8", SCRATCH_BATCHNORM_LR / 2),  # square root of the batch
+        (LITE, "train.global_batch_size=128", 2 * SCRATCH_BATCHNORM_LR),
+        (LITE, "train.num_gpus=1024", 2 * SCRATCH_BATCHNORM_LR),  # nothing was measured beyond 128
+        (LITE, "dataset.batch_size=1", SCRATCH_BATCHNORM_LR / 2),
         (LITE, "train.optim.optim=sgd", DEFAULT_LR),
         (LITE, "train.optim.lr=0.1", 0.1),
         (LITE, "weights", DEFAULT_LR),
