@@ -15,6 +15,7 @@ from radioplat.design.memory import parameter_bytes
 from radioplat.design.quantized import quantized_problems
 from radioplat.errors import PlacementError, Problem, SpecError, problems_of
 from radioplat.models.backbones.radio_vit import RadioViT
+from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
 from radioplat.models.modifiers.damp import add_weight_noise
 from radioplat.models.on_meta import on_meta
@@ -71,8 +72,13 @@ def has_batchnorm(student: Student) -> bool:
 
 
 def prepare_student(student: Student, spec: Spec, task: str) -> Student:
-    """Freeze layers, set ViTDet windows, add weight noise and compile, as in the spec; parameters keep their names."""
+    """Freeze layers, set memory format and ViTDet windows, add weight noise and compile, as in the spec.
+
+    Parameters keep their names.
+    """
     backbone = spec.model.backbone
+    if isinstance(student.backbone, TimmBackbone):
+        student.backbone.channels_last = student.backbone.gains_from_channels_last
     if backbone.freeze_backbone:
         student.backbone.requires_grad_(False)
         own = getattr(student.backbone, "classifier_prefix", ())  # timm has the classifier inside its model

@@ -65,6 +65,22 @@ def test_a_frozen_backbone_keeps_its_classifier_free(backbone):
     assert free == {f"{own}.weight", f"{own}.bias"}
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("mobilenetv3_small_050", True), ("test_resnet", False), ("mobileone_s0", False), ("test_vit", False)],
+)
+def test_depthwise_cnns_train_with_channels_last(name, chosen):
+    student = student_of(spec_of(backbone={"type": name})).eval()
+    assert student.backbone.channels_last is chosen
+    images = torch.rand(2, 3, 64, 64)
+    taken = student(images)
+    student.backbone.channels_last = not chosen
+    with torch.no_grad():
+        other = student(images)
+    torch.testing.assert_close(taken.summary, other.summary, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(taken.spatial, other.spatial, rtol=1e-3, atol=1e-3)
+
+
 W = "distill.vitdet"
 CNN, RESNET = {"type": "test_efficientnet"}, {"type": "test_resnet"}
 
