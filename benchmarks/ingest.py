@@ -11,6 +11,7 @@ The last line is one JSON object of medians.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import statistics
@@ -23,7 +24,7 @@ from benchmarks.ingest_photographs import make_shards
 from benchmarks.ingest_sides import BATCH, SIDES, Work
 from radioplat.common import terminal
 from radioplat.data.index.build import build_index
-from radioplat.data.loading.run_data import RunData, dataset_to_json
+from radioplat.data.loading.run_data import RunData, dataset_from_json, dataset_to_json
 from radioplat.spec.schema.dataset import DatasetConfig, ResolutionFilter, SplitConfig, TarSource
 
 REJECTED = 0.3
@@ -33,6 +34,8 @@ RATIOS = {
     "stream_vs_dataloader_rejects": ("stream, rejects", "dataloader, rejects"),
     "local_vs_dataloader": ("local", "dataloader"),
     "local_vs_bare": ("local", "bare"),
+    "two_views_vs_one": ("local, 2 views", "local"),
+    "four_views_vs_one": ("local, 4 views", "local"),
 }
 
 
@@ -66,6 +69,13 @@ def _work(folders: list[Path], scratch: Path, images: int, min_short_side: int) 
     return Work(tuple(index.shard_paths), min_short_side, str(scratch / "run"), dataset_to_json(dataset), images)
 
 
+def _with_views(work: Work, count: int) -> Work:
+    """The same, with so many views of each image in a step; the index does not depend on it."""
+    dataset = dataset_from_json(work.dataset)
+    dataset.train_dataset.views_per_step = count
+    return dataclasses.replace(work, dataset=dataset_to_json(dataset))
+
+
 def _short_side(work: Work) -> int:
     """The threshold that turns the share :data:`REJECTED` away."""
     data = RunData.load(Path(work.folder), SplitConfig())
@@ -74,6 +84,7 @@ def _short_side(work: Work) -> int:
 
 def _round(plain: Work, strict: Work, number: int) -> dict[str, float]:
     plan = [(name, name, plain) for name in ("dataloader", "bare", "local", "stream")]
+    plan += [(f"local, {count} views", "local", _with_views(plain, count)) for count in (2, 4)]
     plan += [(f"{name}, rejects", name, strict) for name in ("dataloader", "dataloader_header_filter", "stream")]
     found = {}
     for label, side, work in plan if number % 2 == 0 else reversed(plan):

@@ -3,9 +3,9 @@
 ``python -m benchmarks.teach [--only PART ...] [--seeds 1] [--folder results/teach]``. Parts:
 
 - ``start``: tf_efficientnet_lite0 begins with its own weights and is taught by itself and tf_efficientnet_lite2, by the
-  spec's defaults, at the quickstart's length and at ten times it: does it keep its kNN (``start_as_teacher_*``), and
-  does its backbone learn from the second teacher: is its head nearer to it than one on a frozen backbone
-  (``second_teacher_fidelity_gain``, the lower bound)?
+  spec's defaults, at the quickstart's length: does it keep its kNN (``start_as_teacher_*``), and does its backbone
+  learn from the second teacher: is its head nearer to it than one on a frozen backbone
+  (``second_teacher_fidelity_gain``, the lower bound)? ``start_long``: the same, and at ten times the length.
 - ``fit``: the same student at the quickstart's length, with random heads: which share of the steps do fitted ones save
   until they are as near to the second teacher (``head_fit_steps_saved``)?
 - ``scratch``: mobilenetv3_small from random weights is taught by tf_efficientnet_lite0 for less than five minutes: how
@@ -40,6 +40,7 @@ from radioplat.common import terminal
 FOLDER = Path("results/teach")
 PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
     "start": start.run,
+    "start_long": start.run_long,
     "fit": fit.run,
     "scratch": scratch.run,
     "half": half.run,

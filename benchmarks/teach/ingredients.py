@@ -52,6 +52,7 @@ def _summary_by(loss: str) -> str:
 
 
 _MSE = _maps_by("MSE")
+_TWO_VIEWS = ["dataset.augmentation.views_per_image=2"]
 
 
 def _batch(images: int, rate: float | None = None) -> list[str]:
@@ -97,6 +98,8 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "heads_slower": (BASE, ["train.optim.projector_lr=3e-4"]),
     "cosine_schedule": (BASE, ["train.optim.policy=cosine"]),
     "one_teacher": (BASE, []),
+    "two_views": (BASE, _TWO_VIEWS),
+    "two_views_a_step": ("two_views", [*_TWO_VIEWS, "dataset.train_dataset.views_per_step=2"]),
     "batch_8": (BASE, _batch(8)),
     "batch_8_same_rate": ("batch_8", _batch(8, 3e-3)),
     "batch_8_quarter_rate": ("batch_8", _batch(8, 3e-3 / 4)),

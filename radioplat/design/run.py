@@ -125,11 +125,11 @@ def keep_data(run: Run, data: RunData) -> None:
 
 
 def steps_per_epoch(spec: Spec, data: RunData) -> int:
-    """Return the largest ``steps_per_epoch`` of the sources; for a folder of images, the steps of one pass."""
+    """Return the largest ``steps_per_epoch`` of the sources; for a folder of images, those of one pass."""
     split = spec.dataset.train_dataset
     steps = [source.steps_per_epoch for source in split.tar_data_sources]
     if split.images_dir:
-        images = data.kept_of(len(steps))
+        images = data.kept_of(len(steps)) * split.views_per_step
         steps.append(max(1, -(-images // spec.global_batch_size)))
     return max(steps)
 

@@ -166,6 +166,18 @@ def test_a_worker_that_swaps_or_drops_a_row_is_found_out(make_spec, distil, monk
     assert wrong in err and str(trail.folder) in err and "step 1" in out
 
 
+def test_a_step_of_two_views_of_each_image_is_proven_and_goes_on(make_spec, distil, ids_by_step, tmp_path):
+    two = "dataset.train_dataset.views_per_step=2"
+    spec = make_spec(tmp_path / "whole")
+    whole = distil(spec, two)
+    found = ids_by_step(whole.folder)
+    assert all(ids[::2] == ids[1::2] and len(set(ids)) == 3 for ids in found.values())
+    results = f"results_dir={tmp_path / 'cut'}"
+    distil(spec, two, results, "train.max_steps=3")
+    distil(spec, two, results)
+    assert ids_by_step(tmp_path / "cut" / "distill") == found and prove_run(tmp_path / "cut" / "distill").holds
+
+
 def test_nothing_to_prove(capfd, tmp_path):
     assert cli.main(["ledger", str(tmp_path)]) == 1
     assert "no ledger here" in capfd.readouterr().err
@@ -235,6 +247,7 @@ def test_a_finished_run_has_nothing_to_do(quiet_run, distil, tmp_path):
         ("dataset.train_dataset.data_weight_mode=inv_frequency", "data_weight_mode"),
         ("dataset.max_pixels=1000000", "dataset.max_pixels"),
         ("train.global_batch_size=8", "train.global_batch_size"),
+        ("dataset.train_dataset.views_per_step=2", "dataset.train_dataset.views_per_step"),
     ],
 )
 def test_another_order_is_refused(quiet_run, broken_off, distil, change, field):

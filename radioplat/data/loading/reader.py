@@ -106,17 +106,20 @@ class MicroBatchReader:
         plan = recipe.plan(micro_batch, *sizes, keys)
         weight = np.ones(len(ids), np.float32)
         faults: dict[int, str] = {}
-        for i, (row, place) in enumerate(zip(ids.tolist(), self._fetch.places(ids), strict=True)):
+        runs = _runs(ids)
+        for members, place in zip(runs, self._fetch.places(ids[[run[0] for run in runs]]), strict=True):
+            first, row = members[0], int(ids[members[0]])
             try:
-                image = self._decode(row, place, plan.reduction(i), fast)
-                if (image.width, image.height) != (sizes[0][i], sizes[1][i]):
-                    detail = f"indexed as {sizes[0][i]}x{sizes[1][i]}, decoded {image.width}x{image.height}"
+                image = self._decode(row, place, min(map(plan.reduction, members)), fast)
+                if (image.width, image.height) != (sizes[0][first], sizes[1][first]):
+                    detail = f"indexed as {sizes[0][first]}x{sizes[1][first]}, decoded {image.width}x{image.height}"
                     raise BadSample("size_mismatch", detail)
                 if self.reject_uniform:
                     refuse_uniform_color(image.rgb)
-                plan.fill(i, image)
+                for i in members:
+                    plan.fill(i, image)
             except BadSample as bad:
-                weight[i] = 0
+                weight[members] = 0
                 faults[row] = f"{bad.reason}: {bad.detail}" if bad.detail else bad.reason
         if self.boxes is not None:
             known = [self.boxes.of(row) if w else Boxes.none() for row, w in zip(ids.tolist(), weight, strict=True)]
@@ -128,3 +131,9 @@ class MicroBatchReader:
         if self.verify_hashes:
             self._fetch.check_hash(row, data)
         return decode_rgb(data, reduction, self.max_pixels, fast)
+
+
+def _runs(ids: np.ndarray) -> list[list[int]]:
+    """Return the places of each image that follow each other; with several views of an image a step, more than one."""
+    edges = np.flatnonzero(np.diff(ids)) + 1
+    return [run.tolist() for run in np.split(np.arange(len(ids)), edges) if len(run)]

@@ -134,7 +134,7 @@ class RunData:
                 sources.append(_RunSource(self, shards))
         if problems:
             raise DataError(*problems)
-        return SampleOrder(sources, self.scale_factors, self.split.seed)
+        return SampleOrder(sources, self.scale_factors, self.split.seed, repeats=self.split.views_per_step)
 
     def kept(self) -> np.ndarray:
         """Return the sample ids (int64) that pass the filters."""
@@ -143,8 +143,11 @@ class RunData:
     def order_fields(self, global_batch: int, max_pixels: int) -> dict[str, str]:
         """Return the settings that the order depends on, by name; a resumed run compares them one by one."""
         split = self.split
-        boxes = {} if self.boxes is None else {"boxes": self.boxes.digest()}
-        return boxes | {
+        # Only where they are set: runs from before these fields must resume.
+        later = {} if self.boxes is None else {"boxes": self.boxes.digest()}
+        if split.views_per_step > 1:
+            later["views_per_step"] = str(split.views_per_step)
+        return later | {
             "sources": json.dumps(self.scale_factors),
             "filters": json.dumps([_filter_fields(split), split.dedup]),
             "max_pixels": str(max_pixels),

@@ -4,7 +4,8 @@ The n-th sample of the run does not depend on worker count, timing or failures, 
 integer. A pass over a source is a seeded, local permutation: shards are shuffled, then the samples within a window of
 shards. Weights below the maximum drop samples from a pass and never repeat one: rows are laid end to end on a line,
 each with length weight / maximum weight, and a pass takes the rows that contain u, u+1, u+2, ...
-with a random u per pass.
+with a random u per pass. Each sample takes ``repeats`` positions in a row: as many views of one image (repeated
+augmentation; Hoffer et al. 2020, "Augment your batch").
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Refs:
         position: int64.
         source: int32, its number.
         sample_id: int64, row of the index.
-        pass_number: int64, how many passes over its source came before.
+        view_number: int64, how many views of the sample came before: ``repeats`` in each pass over its source.
     """
 
     position: np.ndarray
     source: np.ndarray
     sample_id: np.ndarray
-    pass_number: np.ndarray
+    view_number: np.ndarray
 
 
 class SampleOrder:
@@ -58,15 +59,21 @@ class SampleOrder:
         seed: seed of the passes.
         window: number of shards whose samples are shuffled together; larger values mix better, smaller ones read more
             sequentially.
+        repeats: number of positions in a row that a sample takes.
 
     Raises:
         DataError: a source has no sample left after the filters.
     """
 
     def __init__(
-        self, sources: Sequence[OrderSource], scale_factors: Sequence[float], seed: int, window: int = DEFAULT_WINDOW
+        self,
+        sources: Sequence[OrderSource],
+        scale_factors: Sequence[float],
+        seed: int,
+        window: int = DEFAULT_WINDOW,
+        repeats: int = 1,
     ) -> None:
-        self.mixture = Mixture.of(scale_factors)
+        self.mixture, self.repeats = Mixture.of(scale_factors), repeats
         self._passes = [_Passes(source, i, seed, window) for i, source in enumerate(sources)]
 
     def pass_length(self, source: int) -> int:
@@ -78,18 +85,26 @@ class SampleOrder:
         if not 0 <= start <= stop:
             raise ValueError(f"0 <= start <= stop is required, not {start}, {stop}")
         position = np.arange(start, stop, dtype=np.int64)
-        cycle, place = np.divmod(position, self.mixture.period)
+        place, repeat = np.divmod(position, self.repeats)
+        first = int(place[0]) if len(place) else 0
+        source, sample_id, pass_number = self._samples(first, int(place[-1]) + 1 if len(place) else 0)
+        place -= first
+        return Refs(position, source[place], sample_id[place], pass_number[place] * self.repeats + repeat)
+
+    def _samples(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return source, sample id and pass number of the samples from ``start`` to ``stop``, each once."""
+        cycle, place = np.divmod(np.arange(start, stop, dtype=np.int64), self.mixture.period)
         source = self.mixture.pattern[place]
         draw = cycle * np.asarray(self.mixture.shares, np.int64)[source] + self.mixture.rank[place]
-        sample_id = np.empty(len(position), np.int64)
-        pass_number = np.empty(len(position), np.int64)
+        sample_id = np.empty(stop - start, np.int64)
+        pass_number = np.empty(stop - start, np.int64)
         for i, passes in enumerate(self._passes):
             mine = source == i
             if mine.any():
                 draws = draw[mine]  # consecutive, as positions are
                 sample_id[mine] = passes.draws(int(draws[0]), int(draws[-1]) + 1)
                 pass_number[mine] = draws // passes.length
-        return Refs(position, source, sample_id, pass_number)
+        return source, sample_id, pass_number
 
 
 class _Passes:

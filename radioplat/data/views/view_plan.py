@@ -58,12 +58,12 @@ class Recipe:
     def keys(self, samples: Refs) -> np.ndarray:
         """Return int64 ``[N]``, which determines what is drawn for each sample: its position in the order.
 
-        With ``views_per_image``, the image and the number of its view, which repeats after so many passes.
+        With ``views_per_image``, the image and the number of its view, which repeats after so many.
         """
         repeated = self.augmentation.views_per_image if self.augmentation else None
         if not repeated:
             return samples.position
-        return samples.sample_id * repeated + samples.pass_number % repeated
+        return samples.sample_id * repeated + samples.view_number % repeated
 
     def plan(self, micro_batch: int, width: np.ndarray, height: np.ndarray, keys: np.ndarray) -> Plan:
         """Plan one micro-batch, without the views that are left out in it.

@@ -51,8 +51,8 @@ def _choose_views(preflight: Preflight, models: Models, order: SampleOrder) -> t
         return 0, ""
     images = total_steps(spec, preflight.steps_per_epoch) * spec.global_batch_size
     shares = enumerate(order.mixture.shares)
-    passes = max(images * share / order.mixture.period / order.pass_length(i) for i, share in shares)
-    count = math.ceil(passes / TIMES_A_VIEW)
+    passes = max(images * share / order.mixture.period / order.pass_length(i) for i, share in shares) / order.repeats
+    count = math.ceil(passes / TIMES_A_VIEW) * order.repeats
     if repeated_share(order, count, images) < _WORTH:
         return 0, ""
     size, room = _bytes(models, order, count), _room(preflight)
@@ -90,7 +90,7 @@ def feature_cache(preflight: Preflight) -> None:
 
 
 def views_per_image(spec: Spec, models: Models) -> int | None:
-    """Return after how many passes an image's views repeat; None if each pass shows other views."""
+    """Return how many different views an image has; None if they never repeat."""
     if not _can_repeat(spec, models):
         return None
     views = run_views(spec, models.teachers, models.infos, models.student_stride)

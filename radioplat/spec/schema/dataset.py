@@ -55,6 +55,8 @@ class SplitConfig:
     coco: str | None = None
     # (+) give images of a single colour weight zero; found when they are decoded, they keep their place in the order
     reject_uniform_color: bool = False
+    # (+) random views of an image in a row, which one micro-batch decodes once
+    views_per_step: int = number(1, at_least=1)
 
 
 @dataclass
@@ -130,7 +132,7 @@ class AugmentationConfig:
     # image sizes, all equally likely; or, as in TAO, a list of {size: probability}
     multi_scales: list[Any] = field(default_factory=list)
     patch_size: int | None = number(None, at_least=1)
-    # (+) how many different random views an image has, one a pass, then the first again; 0: another in each pass;
+    # (+) how many different random views an image has, then the first again; 0: never the same again;
     # unset: by the number of passes, if the teachers' features of the views have room on the disk
     views_per_image: int | None = number(None, at_least=0)
     # unset: for the student those of its pretrained weights if they are known, else ImageNet's

@@ -196,6 +196,7 @@ ORDER_FIELDS = {
     "global_batch": "train.global_batch_size",
     "index_rows": "the shards",
     "boxes": "the annotations",
+    "views_per_step": "dataset.train_dataset.views_per_step",
 }
 
 

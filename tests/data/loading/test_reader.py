@@ -13,6 +13,7 @@ from index_samples import samples
 
 from radioplat.data.images.decode import decode_rgb
 from radioplat.data.index.build import build_index
+from radioplat.data.loading import reader as reading
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.storage.files import HandlePool
 from radioplat.data.views.crops import centre_crop
@@ -34,13 +35,14 @@ VIEWS = [ViewSpec("32", 32), ViewSpec("48", 48)]
 class Reversed:
     """An order that is easy to foresee."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, repeats: int = 1) -> None:
+        self.count, self.repeats = count, repeats
 
     def slice(self, start, stop):
         position = np.arange(start, stop, dtype=np.int64)
-        passes, place = np.divmod(position, self.count)
-        return SimpleNamespace(position=position, sample_id=self.count - 1 - place, pass_number=passes)
+        passes, place = np.divmod(position // self.repeats, self.count)
+        views = passes * self.repeats + position % self.repeats
+        return SimpleNamespace(position=position, sample_id=self.count - 1 - place, view_number=views)
 
 
 @pytest.fixture
@@ -88,6 +90,23 @@ def test_an_unreadable_sample_keeps_its_place(index):
     assert batch.weight.tolist() == [0.0 if i == place else 1.0 for i in range(4)]
     assert list(batch.faults) == [row] and batch.faults[row].startswith("corrupt_image")
     assert not batch.views["32"].pixels[place].any() and batch.sample_id[place] == row
+
+
+def test_several_views_of_an_image_are_decoded_once(index, monkeypatch):
+    """Each is the view that it would be alone, also where a run of them began in the micro-batch before."""
+    decoded = []
+    monkeypatch.setattr(reading, "decode_rgb", lambda *given: decoded.append(1) or decode_rgb(*given))
+    together = reader(index, order=Reversed(len(index), 3), batch_size=6).read(2)
+    assert len(decoded) == 2 and together.sample_id.tolist() == [3] * 3 + [2] * 3
+    shown = together.views["48"]
+    assert len({pixels.tobytes() for pixels in shown.pixels[3:]}) == 3
+    alone = [reader(index, order=Reversed(len(index), 3), batch_size=1).read(12 + i).views["48"] for i in range(6)]
+    assert np.array_equal(shown.homography, np.concatenate([view.homography for view in alone]))
+    apart = [reader(index, order=Reversed(len(index), 3), batch_size=4).read(i).views["48"] for i in (3, 4)]
+    assert np.array_equal(np.concatenate([view.homography for view in apart])[:6], shown.homography)
+    bad = len(index) - 1 - samples(index)["key"].to_pylist().index("cut")
+    faulty = reader(index, order=Reversed(len(index), 3), batch_size=3).read(bad)
+    assert faulty.weight.tolist() == [0.0] * 3 and len(faulty.faults) == 1
 
 
 def test_crops_depend_on_seed_and_position_only(index):

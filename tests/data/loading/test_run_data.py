@@ -18,6 +18,7 @@ CHANGES = {
     "data_weight_mode": WeightMode.inv_frequency,
     "native_resolution_filter": ResolutionFilter(min_area=5),
     "dedup": True,
+    "views_per_step": 2,
 }
 COVERED_BY_THE_INDEX = {"images_dir", "coco"}  # rows of the index, and the digest of the boxes
 NO_EFFECT = {"prefetch", "full_equivariance", "shift_equivariance", "reject_uniform_color"}  # on which sample is next
@@ -35,7 +36,7 @@ def with_split(data: RunData, **changes) -> RunData:
 
 def test_every_setting_of_the_order_has_a_name_for_users(data):
     fields = data.order_fields(8, 10**6).keys()
-    assert fields | {"boxes"} == ORDER_FIELDS.keys()
+    assert fields | {"boxes", "views_per_step"} == ORDER_FIELDS.keys()
 
 
 def test_every_field_of_a_split_is_compared_or_named_here():

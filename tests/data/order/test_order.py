@@ -63,7 +63,7 @@ def test_an_unweighted_pass_is_a_permutation(shards, seed, window):
     n = sum(shards)
     for number in range(3):
         whole = order.slice(number * n, (number + 1) * n)
-        assert sorted(whole.sample_id) == list(range(n)) and set(whole.pass_number) == {number}
+        assert sorted(whole.sample_id) == list(range(n)) and set(whole.view_number) == {number}
 
 
 @given(shard_sizes, shard_sizes, st.integers(0, 99), st.integers(0, 200), st.integers(0, 60), st.integers(0, 60))
@@ -74,7 +74,21 @@ def test_slices_compose(a, b, seed, start, first, second):
     parts = [order.slice(start, start + first), order.slice(start + first, start + first + second)]
     assert np.array_equal(whole.sample_id, np.concatenate([p.sample_id for p in parts]))
     assert np.array_equal(whole.source, np.concatenate([p.source for p in parts]))
-    assert np.array_equal(whole.pass_number, np.concatenate([p.pass_number for p in parts]))
+    assert np.array_equal(whole.view_number, np.concatenate([p.view_number for p in parts]))
+
+
+@given(shard_sizes, st.integers(1, 5), st.integers(0, 200), st.integers(0, 60))
+@settings(max_examples=40, deadline=None)
+def test_views_of_an_image_follow_each_other(shards, repeats, start, count):
+    """The order of single views, each as many times in a row, with numbers that count on from pass to pass."""
+    sources = [source(0, shards), source(1000, [3, 4])]
+    once, several = (SampleOrder(sources, [2.0, 1.0], 5, 2, k) for k in (1, repeats))
+    whole = once.slice(0, -(-(start + count) // repeats))
+    got = several.slice(start, start + count)
+    expected = np.repeat(whole.sample_id, repeats)[start : start + count]
+    views = (whole.view_number[:, None] * repeats + np.arange(repeats)).ravel()[start : start + count]
+    assert np.array_equal(got.sample_id, expected) and np.array_equal(got.view_number, views)
+    assert np.array_equal(got.position, np.arange(start, start + count))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=30), st.integers(0, 99))

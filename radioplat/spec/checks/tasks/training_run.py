@@ -11,7 +11,7 @@ from radioplat.spec.checks.tasks.export import chained_export_problems
 from radioplat.spec.checks.tasks.training_task import Check, training_task
 from radioplat.spec.checks.teaching.losses import loss_problems
 from radioplat.spec.checks.teaching.scheme import scheme_problems
-from radioplat.spec.checks.teaching.stages import equivariance_problems, mosaic_problems, stage_problems
+from radioplat.spec.checks.teaching.stages import held_out_view_problems, mosaic_problems, stage_problems
 from radioplat.spec.checks.teaching.target_norm import target_norm_problems
 from radioplat.spec.checks.teaching.upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.checks.training.checkpoints import checkpoint_problems
@@ -53,7 +53,8 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *student_structure(spec),
         *_unavailable(spec),
         *_wandb(spec),
-        *equivariance_problems(spec),
+        *held_out_view_problems(spec),
+        *_views_per_step(spec),
         *_keep_best(spec),
         *training_task(spec).check_fields(spec),
         *_OF_COMMAND[task](spec),
@@ -116,6 +117,22 @@ def _augmentation(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"two numbers with low <= high are needed, not {pair}", f"{path}.{name}")
     if augmentation.random_rotate.enable and not augmentation.random_rotate.angle_list:
         yield Problem("at least one angle is needed", f"{path}.random_rotate.angle_list")
+
+
+def _views_per_step(spec: Spec) -> Iterator[Problem]:
+    """Check that a micro-batch holds all views of its images, and that they differ."""
+    views, path = spec.dataset.train_dataset.views_per_step, "dataset.train_dataset.views_per_step"
+    if views == 1:
+        return
+    if spec.dataset.batch_size % views:
+        hint = "Take a divisor of it: a micro-batch holds all views of an image."
+        yield Problem(f"{views} does not divide dataset.batch_size {spec.dataset.batch_size}", path, hint)
+    different = spec.dataset.augmentation.views_per_image
+    split = spec.dataset.train_dataset
+    shifted = split.full_equivariance or split.shift_equivariance
+    if (different and different < views) or not (spec.dataset.augmentation.is_random or shifted):
+        hint = "Raise dataset.augmentation.views_per_image, turn a random augmentation on, or take 1."
+        yield Problem("the views of an image would be the same", path, hint)
 
 
 def _keep_best(spec: Spec) -> Iterator[Problem]:

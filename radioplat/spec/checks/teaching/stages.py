@@ -88,9 +88,9 @@ def mosaic_problems(spec: Spec) -> Iterator[Problem]:
             yield Problem("a mosaic cannot be upsampled", f"{where}.mosaic", "Leave out one of mosaic and adaptor.")
 
 
-def equivariance_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield shifted views in splits for evaluation."""
-    names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
-    for split in ("val_dataset", "test_dataset"):
-        message = "views are shifted in training only"
+def held_out_view_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield shifted or several views in splits for evaluation and calibration."""
+    names, hint = ("full_equivariance", "shift_equivariance", "views_per_step"), "Leave it at its default."
+    for split in ("val_dataset", "test_dataset", "quant_calibration_dataset"):
+        message = "views are shifted and repeated in training only"
         yield from unused_fields(getattr(spec.dataset, split), names, f"dataset.{split}", message, hint)

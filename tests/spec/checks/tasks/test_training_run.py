@@ -128,10 +128,26 @@ def test_the_published_example_has_no_problem():
         ("dataset.augmentation.multi_scales=[{224: -1.0}]", "dataset.augmentation.multi_scales"),
         ("dataset.augmentation.multi_scales=[{224: 0.0}]", "dataset.augmentation.multi_scales"),
         ("dataset.val_dataset.shift_equivariance=true", "dataset.val_dataset.shift_equivariance"),
+        ("dataset.test_dataset.views_per_step=2", "dataset.test_dataset.views_per_step"),
+        ("dataset.quant_calibration_dataset.views_per_step=2", "dataset.quant_calibration_dataset.views_per_step"),
+        ("dataset.train_dataset.views_per_step=3", "dataset.train_dataset.views_per_step"),  # of a batch of 16
     ],
 )
 def test_rule(override, where, problems_of):
     assert [p.where for p in problems_of(EXAMPLE, [override])] == [where]
+
+
+def test_views_of_a_step_that_would_be_the_same():
+    two, where = "dataset.train_dataset.views_per_step=2", ["dataset.train_dataset.views_per_step"]
+    still = ["random_crop.enable=false", "random_flip.enable=false"]
+    still = [f"dataset.augmentation.{change}" for change in still]
+
+    def found(*changes: str) -> list[str]:
+        return [p.where for p in check(load_spec(EXAMPLE, [two, *changes]))]
+
+    assert found() == found(*still, "dataset.train_dataset.shift_equivariance=true") == []
+    assert found("dataset.augmentation.views_per_image=2") == []
+    assert found("dataset.augmentation.views_per_image=1") == found(*still) == where
 
 
 def test_what_zero_3_takes_apart():
