@@ -227,6 +227,7 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int, own_classifier
         upsample=teacher.head_upsample,
         summary_norm=FORMS[teacher.summary_norm],
         spatial_norm=FORMS[teacher.spatial_norm],
+        raw_kinds=teacher.raw_kinds,
     )
 
 

@@ -21,6 +21,7 @@ from radioplat.models.modifiers.damp import add_weight_noise
 from radioplat.models.on_meta import on_meta
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.schema.model import CpeCrop
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.teachers.base.teacher import has_native_bf16
@@ -57,6 +58,9 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
     if not spec.model.backbone.cpe and not isinstance(student.backbone, RadioViT):
         hint = "Take a radio_vit_... or c_radio_... student, or leave it out."
         yield Problem("only a RADIO ViT has cropped position embeddings", "model.backbone.cpe", hint)
+    if spec.model.backbone.position_dropout and not isinstance(student.backbone, RadioViT):
+        where = "model.backbone.position_dropout"
+        yield Problem("only a RADIO ViT drops positions", where, "Take a radio_vit_... or c_radio_... student, or 0.")
     if spec.model.backbone.freeze_norm and not student.freeze_norm():
         yield Problem("this backbone has no normalization layers", "model.backbone.freeze_norm", "Set it to false.")
     if spec.train.grad_checkpointing:
@@ -87,7 +91,9 @@ def prepare_student(student: Student, spec: Spec, task: str) -> Student:
     if backbone.freeze_norm:
         student.freeze_norm()
     if isinstance(student.backbone, RadioViT):
-        student.backbone.patch_generator.crops_positions = backbone.cpe
+        positions = student.backbone.patch_generator
+        positions.crops_positions, positions.position_dropout = backbone.cpe, backbone.position_dropout
+        positions.crop_sides = backbone.cpe_crop is CpeCrop.sides
     if spec.train.grad_checkpointing:
         student.backbone.set_grad_checkpointing()
     if spec.train.damp:

@@ -71,7 +71,8 @@ class HeadArchitecture:
         spatial_version: ``v2`` for :class:`MLP2`, ``attn`` for :class:`AttentionHead`.
         spatial_num_inner: of the map's head, if not ``num_inner``.
         upsample: how many times finer than the student's map the head's is, by pixel shuffle.
-        summary_norm, spatial_norm: form of the target normalization: scalar, channels or matrix.
+        summary_norm, spatial_norm: form of the target normalization: scalar, channels, matrix or layer.
+        raw_kinds: kinds whose layers compute raw features, which are transformed for the losses as the targets are.
     """
 
     name: str
@@ -87,9 +88,11 @@ class HeadArchitecture:
     upsample: int = 1
     summary_norm: str = SCALAR
     spatial_norm: str = SCALAR
+    raw_kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bindings", tuple((n, int(a), int(b)) for n, a, b in self.bindings))  # JSON has lists
+        object.__setattr__(self, "raw_kinds", tuple(self.raw_kinds))
 
 
 class TeacherHead(TargetSpaces):
@@ -97,7 +100,7 @@ class TeacherHead(TargetSpaces):
 
     The layers compute in the space of the losses, which a run estimates (``distill.target_norm``); the transform from
     there to the teacher's raw space is stored here, so that a checkpoint's heads return raw features whatever the
-    losses compared.
+    losses compared. Layers of the architecture's ``raw_kinds`` compute raw features themselves.
 
     Args:
         architecture: the widths.
@@ -151,7 +154,13 @@ class TeacherHead(TargetSpaces):
         if self.spatial is not None and features.spatial is not None:
             spatial = shuffle_up(self.spatial(features.spatial), self.architecture.upsample)
         return Features(
-            self.raw("summary", summary) if raw and summary is not None else summary,
-            self.raw("spatial", spatial) if raw and spatial is not None else spatial,
+            self._in_space("summary", summary, raw),
+            self._in_space("spatial", spatial, raw),
             {} if self.logits is None else {"logits": self.logits(token)},
         )
+
+    def _in_space(self, kind: str, computed: torch.Tensor | None, raw: bool) -> torch.Tensor | None:
+        """Return what the layers computed, raw or in the space of the losses."""
+        if computed is None or raw == (kind in self.architecture.raw_kinds):
+            return computed
+        return self.raw(kind, computed) if raw else self.standardize(kind, computed)

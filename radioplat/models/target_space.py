@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-# Forms of W: one number, one number for each dimension, or a matrix.
-SCALAR, CHANNELS, MATRIX = "scalar", "channels", "matrix"
+# Forms of W: one number, one number for each dimension, or a matrix. LAYER is no such map: it normalises each vector.
+SCALAR, CHANNELS, MATRIX, LAYER = "scalar", "channels", "matrix", "layer"
 _PARTS = ("mean", "scale", "rotation", "inverse")
 
 
@@ -21,7 +22,8 @@ class TargetSpaces(nn.Module):
 
     Buffers: ``<kind>_mean`` ``[D]`` with ``<kind>_scale`` (``[]``, or ``[D]`` for ``channels``; W is its inverse), or
     for ``matrix`` with ``<kind>_rotation`` W and ``<kind>_inverse``, ``[D, D]`` each. They are initialised to the
-    identity.
+    identity. Kinds of the form ``layer`` have the identity's buffers: a vector's own mean and variance are not kept, so
+    their raw features are the normalised ones.
     """
 
     def register_space(self, kind: str, width: int, form: str = SCALAR) -> None:
@@ -34,9 +36,12 @@ class TargetSpaces(nn.Module):
             self.register_buffer(f"{kind}_inverse", torch.eye(width))
         else:
             self.register_buffer(f"{kind}_scale", torch.ones(width if form == CHANNELS else ()))
+        self.layer_normed = {*getattr(self, "layer_normed", set()), kind} - ({kind} if form != LAYER else set())
 
     def form(self, kind: str) -> str:
-        """Return ``scalar``, ``channels`` or ``matrix``."""
+        """Return ``scalar``, ``channels``, ``matrix`` or ``layer``."""
+        if kind in self.layer_normed:
+            return LAYER
         if f"{kind}_rotation" in self._buffers:
             return MATRIX
         return CHANNELS if getattr(self, f"{kind}_scale").ndim else SCALAR
@@ -45,6 +50,8 @@ class TargetSpaces(nn.Module):
         """Transform raw features ``[..., D]`` of the teacher for the losses, fp32; other kinds are not changed."""
         if f"{kind}_mean" not in self._buffers:
             return features.float()
+        if kind in self.layer_normed:
+            return F.layer_norm(features.float(), features.shape[-1:])
         centred = features.float() - getattr(self, f"{kind}_mean").float()
         if self.form(kind) == MATRIX:
             return centred @ getattr(self, f"{kind}_rotation").float().T

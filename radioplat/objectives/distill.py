@@ -91,6 +91,7 @@ class DistillObjective(Objective):
             for bound in teacher.bindings:
                 term = Term("module", bound.loss, bound.weight, bound.where)
                 self.criteria[f"{teacher.name}/{bound.name}"] = criterion(term, 0, config)
+        self._scale = config.loss_scale / (max(1, len(teachers)) if config.mean_over_teachers else 1)
         self.balance = TeacherBalance([t.name for t in teachers if t.terms], config.balance)
 
     def asks_average(self, step: int | None = None) -> bool:
@@ -130,7 +131,7 @@ class DistillObjective(Objective):
         keeps = self._kept(active, parts, balance, batch)
         total = torch.zeros((), device=batch.weight.device)
         for i, teacher in enumerate(active):
-            factor = batch.factors.get(teacher.name, 1.0) * teacher.loss_lambda * balance[teacher.name]
+            factor = batch.factors.get(teacher.name, 1.0) * teacher.loss_lambda * balance[teacher.name] * self._scale
             keep = 1.0 if keeps is None else keeps[i]
             total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
         for name, mine in parts.items():

@@ -48,9 +48,14 @@ def contradictions(preflight: Preflight) -> Iterator[Problem]:
     yield from problems
 
 
-def automatic(preflight: Preflight) -> None:
-    """Decide settings of a taught student that the spec leaves unset."""
+def automatic(preflight: Preflight) -> Iterator[Problem]:
+    """Decide settings of a taught student that the spec leaves unset; a run keeps the ``compat`` that it began with."""
     spec = preflight.spec
+    earlier = earlier_spec(spec, preflight.folder)
+    if earlier is not None and earlier.compat is not spec.compat:
+        hint = "Set it back, or choose another results_dir."
+        yield Problem(f"this run began with compat: {earlier.compat.value}", "compat", hint)
+        return
     if not is_taught(preflight.task) or spec.model.task is not ModelTask.features:
         return
     with contextlib.suppress(RadioplatError):  # of the student or its weights: the next steps report it

@@ -15,10 +15,12 @@ from radioplat.spec.schema.root import Spec
 STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...] = (
     (Level.data, run_parts.contradictions),
     (Level.plan, teaching.partitions),
+    (Level.plan, teaching.compat),
     (Level.data, run_parts.automatic),
     (Level.plan, teaching.stages),
     (Level.data, run_parts.models),
     (Level.start, readiness.teacher_weights),
+    (Level.plan, teaching.losses),
     (Level.plan, teaching.targets),
     (Level.start, readiness.target_statistics),
     (Level.start, readiness.student_weights),

@@ -12,9 +12,12 @@ from radioplat.design.student import build_on_meta
 from radioplat.design.views import run_views
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.losses.target_transforms.hadamard import has_hadamard
+from radioplat.spec.loading.load import changed_fields
+from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
 from radioplat.spec.resolved.image_sizes import stages_of
 from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
 from radioplat.spec.schema.distill import AverageView, Scheme, Source, TargetNormFit, TargetNormType
+from radioplat.spec.schema.root import Compat
 from radioplat.teachers.base.teacher import spec_mismatches
 from radioplat.training.targets.transforms import normed
 
@@ -53,7 +56,8 @@ def stages(preflight: Preflight) -> None:
 def targets(preflight: Preflight) -> None:
     """Record as a fact how targets are transformed; warn of widths without a Hadamard matrix."""
     spec, models = preflight.spec, preflight.models
-    if models is None or not (kinds := normed(models.teachers)):
+    kinds = normed(models.teachers) if models is not None else {}
+    if models is None or not kinds:
         return
     config, widths = spec.distill.target_norm, target_widths(models.infos)
     pairs = zip(models.teachers, spec.distill.teacher, strict=True)
@@ -68,9 +72,43 @@ def targets(preflight: Preflight) -> None:
     how = f"measured over {config.fit_batches} global batches before the first step"
     if config.fit is TargetNormFit.running:
         how = f"measured anew every {config.refresh_steps} steps until step {config.freeze_after}"
+    elif config.fit is TargetNormFit.with_step:
+        how = f"measured with each step, the matrix anew every {config.refresh_steps}, until step {config.freeze_after}"
     elif config.path is not None and Path(config.path).exists():
         how = f"from {config.path}"
     preflight.facts["targets"] = f"{', '.join(dict.fromkeys(norm.value for norm in kinds.values()))}, {how}"
+
+
+def losses(preflight: Preflight) -> None:
+    """Record as a fact which losses compare what of each teacher, and what is done to its targets."""
+    models, distill = preflight.models, preflight.spec.distill
+    taught = [teacher for teacher in models.teachers if teacher.terms] if models is not None else []
+    lines = []
+    for teacher in taught:
+        parts = []
+        for term in teacher.terms:
+            weight = "" if term.weight == 1 else f" times {term.weight:g}"
+            norm = teacher.norms.get(term.kind)
+            sides = "of both sides" if term.kind in teacher.raw_kinds else "of its targets"
+            parts.append(f"{term.kind} by {term.loss.value}{weight}" + (f" after {norm.value} {sides}" if norm else ""))
+        lines.append(f"{teacher.name}: {', '.join(parts)}; all times {teacher.loss_lambda:g}")
+    if lines:
+        divided = f"; divided by {len(taught)} teachers" if distill.mean_over_teachers and len(taught) > 1 else ""
+        scaled = "" if distill.loss_scale == 1 else f"; times {distill.loss_scale:g}"
+        preflight.facts["losses"] = f"{'; '.join(lines)}{divided}{scaled}"
+
+
+def compat(preflight: Preflight) -> None:
+    """Propose ``compat: tao`` for a spec that looks like TAO's, with what it would change."""
+    changed = changed_fields(preflight.spec)
+    signs = tao_signs(changed)
+    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher:
+        return
+    fields = ", ".join(tao_differences(changed))
+    preflight.warnings.append(
+        f"this spec has fields of TAO's ({', '.join(signs)}), and TAO trains another objective by its defaults: the "
+        f"line compat: tao sets {fields}"
+    )
 
 
 def unshifted_views(preflight: Preflight) -> None:

@@ -79,8 +79,8 @@ class Moments:
         squares = self.outer.diagonal() if self.full else self.outer
         return (squares / self.count.clamp(min=1) - self.mean().square()).clamp(min=0)
 
-    def covariance(self) -> torch.Tensor:
-        """Return the population covariance ``[D, D]``.
+    def covariance(self, sample: bool = False) -> torch.Tensor:
+        """Return the covariance ``[D, D]``: of the population, or with n - 1 of the ``sample``.
 
         Raises:
             ValueError: only the diagonal was summed.
@@ -89,4 +89,5 @@ class Moments:
             raise ValueError("these moments hold only a diagonal")
         mean = self.mean()
         matrix = self.outer / self.count.clamp(min=1) - torch.outer(mean, mean)
-        return (matrix + matrix.T) / 2
+        factor = self.count / (self.count - 1).clamp(min=1) if sample else 1.0
+        return factor * (matrix + matrix.T) / 2

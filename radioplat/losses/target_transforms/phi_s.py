@@ -44,6 +44,17 @@ def phi_s(covariance: torch.Tensor, previous: torch.Tensor | None = None) -> Tra
     return Transform(rotation / phi, rotation.T * phi, vectors)
 
 
+def tao_phi_s(covariance: torch.Tensor) -> Transform:
+    """Compute PHI-S as TAO does: eigenvectors in LAPACK's order, smallest eigenvalue first, and with its signs.
+
+    Losses that are the same after a rotation, such as MSE of both sides, do not see the difference from :func:`phi_s`.
+    """
+    values, vectors = torch.linalg.eigh(covariance.double().cpu())
+    phi = max(math.sqrt(float(values.clamp(min=0).mean())), _SPREAD_FLOOR)
+    rotation = torch.from_numpy(mixing_matrix(len(vectors)).copy()) @ vectors.T
+    return Transform(rotation / phi, rotation.T * phi)
+
+
 def evened(rotation: torch.Tensor, covariance: torch.Tensor) -> torch.Tensor:
     """Rotate ``rotation`` R in planes until the diagonal of R S R^T is constant; at most D - 1 rotations.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radioplat.models.target_space import CHANNELS, MATRIX, SCALAR
+from radioplat.models.target_space import CHANNELS, LAYER, MATRIX, SCALAR
 from radioplat.spec.schema.distill import TargetNormType
 
 FORMS = {
@@ -16,6 +16,8 @@ FORMS = {
     TargetNormType.phi_s: MATRIX,
     TargetNormType.zca: MATRIX,
     TargetNormType.pca: MATRIX,
+    TargetNormType.tao_phi_s: MATRIX,
+    TargetNormType.layer_norm: LAYER,
 }
 
 

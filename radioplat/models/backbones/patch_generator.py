@@ -21,8 +21,12 @@ class PatchGenerator(nn.Module):
 
     Position embeddings are cropped (CPE, AM-RADIO section 4.3): in training, each image uses a random crop of the
     table, of scale U(sqrt 0.1, 1) and log-aspect U(+-ln 4/3); in evaluation the table is resized to max(h, w)^2, and
-    its top-left h x w is used. Draws use torch's generator, which the worker loop seeds by step and micro-batch. With
-    ``crops_positions`` false, training uses the same positions as evaluation, as a plain ViT does.
+    its top-left h x w is used. Draws use torch's generator, which the worker loop seeds by step and micro-batch.
+
+    Attributes:
+        crops_positions: if false, training uses the same positions as evaluation, as a plain ViT does.
+        crop_sides: the crop of ``model.backbone.cpe_crop: sides``.
+        position_dropout: share of images that get no positions in training.
     """
 
     def __init__(self, patch: int, width: int, max_size: int, num_class_tokens: int, num_registers: int) -> None:
@@ -31,6 +35,8 @@ class PatchGenerator(nn.Module):
         self.num_class_tokens, self.num_registers = num_class_tokens, num_registers
         self.side = max_size // patch
         self.crops_positions = True
+        self.crop_sides = False
+        self.position_dropout = 0.0
         self.embedder = nn.Linear(3 * patch * patch, width, bias=False)
         self.pos_embed = nn.Parameter(torch.randn(1, self.side**2, width) * width**-0.5)
         self.cls_token = nn.ParameterDict(
@@ -48,17 +54,23 @@ class PatchGenerator(nn.Module):
         p = self.patch
         h, w = height // p, width // p
         patches = images.reshape(b, c, h, p, w, p).permute(0, 2, 4, 1, 3, 5).reshape(b, h * w, c * p * p)
-        tokens = self.embedder(patches) + self.positions(b, h, w)
+        positions = self.positions(b, h, w)
+        if self.training and self.position_dropout:
+            kept = torch.rand(b, 1, 1, device=positions.device) > self.position_dropout
+            positions = torch.where(kept, positions, 0)
+        tokens = self.embedder(patches) + positions
         prefix = self.cls_token["token"].unsqueeze(0).expand(b, -1, -1)
         return torch.cat([prefix, tokens], dim=1)
 
     def positions(self, batch: int, h: int, w: int) -> torch.Tensor:
         """Return position embeddings ``[B or 1, h * w, D]``."""
         table = self.pos_embed.reshape(1, self.side, self.side, -1).permute(0, 3, 1, 2).float()
-        if self.training and self.crops_positions:
+        own_size = self.crop_sides and (h, w) == (self.side, self.side)
+        if self.training and self.crops_positions and not own_size:
             grid = self._random_crops(batch, h, w, table.device)
+            corners = self.crop_sides
             crops = F.grid_sample(
-                table.expand(batch, -1, -1, -1), grid, mode="bilinear", padding_mode="border", align_corners=False
+                table.expand(batch, -1, -1, -1), grid, mode="bilinear", padding_mode="border", align_corners=corners
             )
         else:
             longest = torch.sym_max(h, w)
@@ -74,11 +86,13 @@ class PatchGenerator(nn.Module):
         low = math.sqrt(0.1)
         scale = low + (1 - low) * draws[:, 0]
         aspect = torch.exp((2 * draws[:, 1] - 1) * math.log(4 / 3))
-        wide = (scale * aspect.sqrt()).clamp(max=1)
-        tall = (scale / aspect.sqrt()).clamp(max=1)
+        ratio = aspect if self.crop_sides else aspect.sqrt()
+        wide, tall = (scale * ratio).clamp(max=1), (scale / ratio).clamp(max=1)
         left, top = draws[:, 2] * (1 - wide), draws[:, 3] * (1 - tall)
-        xs = (torch.arange(w, device=device) + 0.5) / w
-        ys = (torch.arange(h, device=device) + 0.5) / h
+        if self.crop_sides:
+            xs, ys = (torch.linspace(0, 1, steps, device=device) for steps in (w, h))
+        else:
+            xs, ys = ((torch.arange(steps, device=device) + 0.5) / steps for steps in (w, h))
         x = left[:, None] + wide[:, None] * xs
         y = top[:, None] + tall[:, None] * ys
         grid = torch.stack([x[:, None, :].expand(-1, h, -1), y[:, :, None].expand(-1, -1, w)], dim=-1)

@@ -138,6 +138,6 @@ def _match(student: Student, spec: Spec, path: str, where: str, shapes_only: boo
 
 def _moving(spec: Spec) -> set[tuple[str, str]]:
     """Return teacher's name and kind of the targets whose normalization is estimated while the student trains."""
-    if spec.distill.target_norm.fit is not TargetNormFit.running:
+    if spec.distill.target_norm.fit is TargetNormFit.before:
         return set()
     return {(teacher.name, kind) for teacher in resolve_teachers(spec) for kind in teacher.norms}

@@ -29,10 +29,14 @@ def fold_head(head: TeacherHead, mean: bool = True) -> HeadArchitecture:
     for kind in ("summary", "spatial"):
         if getattr(head, kind) is None or not (mean or head.form(kind) == MATRIX):
             continue
-        _fold(head, kind, mean)
+        if kind not in head.architecture.raw_kinds:
+            _fold(head, kind, mean)
+        elif mean:
+            head.register_space(kind, len(getattr(head, f"{kind}_mean")))
     kinds = [kind for kind in ("summary", "spatial") if getattr(head, kind) is not None]
     now: dict[str, Any] = {f"{kind}_norm": head.form(kind) for kind in kinds}
-    head.architecture = replace(head.architecture, **now)
+    kept = () if mean else head.architecture.raw_kinds
+    head.architecture = replace(head.architecture, raw_kinds=kept, **now)
     return head.architecture
 
 

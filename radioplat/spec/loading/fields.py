@@ -8,6 +8,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -80,6 +81,20 @@ def inner_kind(kind: Any, part: str) -> Any:
         return _hints(typing.cast(type, kind)).get(part, Any)
     args = typing.get_args(kind)
     return args[-1] if typing.get_origin(kind) in (list, dict) and args else Any
+
+
+def accept_case(value: Any, kind: Any) -> Any:
+    """Return ``value`` with words of an enumeration in its spelling: TAO takes ``balanced`` and ``BALANCED``."""
+    kind = strip_optional(kind)
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = accept_case(value[key], inner_kind(kind, key))
+    elif isinstance(value, list):
+        value[:] = [accept_case(inner, inner_kind(kind, "0")) for inner in value]
+    elif isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
+        names = [name for name in kind.__members__ if name.lower() == value.lower()]
+        return names[0] if len(names) == 1 and value not in kind.__members__ else value
+    return value
 
 
 def is_secret(path: str) -> bool:

@@ -20,9 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.errors import Problem, SpecError
-from radioplat.spec.loading.fields import faults, first_line, is_secret, strip_optional
+from radioplat.spec.loading.fields import accept_case, faults, first_line, is_secret, strip_optional
 from radioplat.spec.loading.overrides import apply_override
 from radioplat.spec.loading.tao_dino import accept_dino
+from radioplat.spec.loading.tao_objective import accept_tao_objective
 from radioplat.spec.ranges import range_problems
 from radioplat.spec.resolved.image_sizes import scale_faults
 from radioplat.spec.schema.root import Spec
@@ -47,6 +48,8 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         apply_override(tree, override, Spec)
     unavailable = accept_dino(tree)
     _accept_single_teacher(tree)
+    accept_case(tree, Spec)
+    accept_tao_objective(tree)
     _accept_named_models(tree)
     _accept_two_of_four(tree)
     tree = _without_defaults(tree, _default_tree(), Spec)
@@ -60,6 +63,11 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     if problems:
         raise SpecError(*_located(problems, name))
     return spec
+
+
+def changed_fields(spec: Spec) -> dict[str, Any]:
+    """Return the fields of ``spec`` that differ from their defaults, as a plain tree."""
+    return _without_defaults(_tree(spec, Spec, names=True), _default_tree(names=True), Spec)
 
 
 def _merged(tree: dict[str, Any]) -> Spec:
@@ -93,8 +101,8 @@ def _default_spec() -> bytes:
 
 
 @functools.cache
-def _default_tree() -> dict[str, Any]:
-    return _tree(Spec(), Spec)
+def _default_tree(names: bool = False) -> dict[str, Any]:
+    return _tree(Spec(), Spec, names)
 
 
 def _without_defaults(tree: dict[Any, Any], defaults: dict[Any, Any], kind: Any = None) -> dict[Any, Any]:

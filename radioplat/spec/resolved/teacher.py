@@ -58,6 +58,7 @@ class ResolvedTeacher:
         mosaic: number of the student's images along each axis of the teacher's input.
         own_view: name of its view if it does not follow from the size.
         summary_norm, spatial_norm: transforms of the targets.
+        both_sides: see ``distill.target_norm``.
         ensemble: weight files whose mean features are the target, ``weights`` being the first; empty for one file.
         member: index in an ensemble of this teacher, which then has a single weight file; None for a whole teacher.
     """
@@ -88,6 +89,7 @@ class ResolvedTeacher:
     token_slot: int | None = None
     summary_norm: TargetNormType = TargetNormType.none
     spatial_norm: TargetNormType = TargetNormType.none
+    both_sides: bool = False
     source: Source = Source.weights
     ensemble: tuple[str, ...] = ()
     member: int | None = None
@@ -133,6 +135,12 @@ class ResolvedTeacher:
         """Transforms of the outputs that its losses need, by kind; kinds without a transform are left out."""
         types = {"summary": self.summary_norm, "spatial": self.spatial_norm}
         return {k: t for k, t in types.items() if k in self.wanted and t is not TargetNormType.none}
+
+    @property
+    def raw_kinds(self) -> tuple[str, ...]:
+        """Kinds whose head computes raw features although the losses compare transformed ones."""
+        measured = (kind for kind, norm in self.norms.items() if norm is not TargetNormType.layer_norm)
+        return tuple(measured) if self.both_sides else ()
 
 
 def resolve_teachers(spec: Spec) -> list[ResolvedTeacher]:
@@ -203,7 +211,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         match = teacher.input_size is None
     upsampled = teacher.adaptor == FEATSHARP and teacher.do_upsample and teacher.upsample_factor in FACTORS
     own_size = teacher.input_size or spec.dataset.img_size
-    inside = teacher.source is not Source.weights
+    norms = _norms(common, teacher)
     detects = spec.model.task is ModelTask.detection
     weights = teacher.pretrained_teacher_model_path or teacher.model.backbone.pretrained_backbone_path
     return ResolvedTeacher(
@@ -234,14 +242,23 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         spatial_version=teacher.spatial_mlp_version,
         head_upsample=teacher.fd_upsample_factor,
         token_slot=teacher.summary_token_idx,
-        # A teacher that is trained itself has no fixed statistics.
-        summary_norm=TargetNormType.none if inside else common.target_norm.type,
-        spatial_norm=TargetNormType.none
-        if inside
-        else _SPATIAL_NORM.get(teacher.spatial_norm_type, common.target_norm.type),
+        summary_norm=norms["summary"],
+        spatial_norm=norms["spatial"],
+        both_sides=common.target_norm.both_sides,
         source=teacher.source,
         ensemble=tuple(teacher.ensemble),
     )
+
+
+def _norms(common: DistillConfig, teacher: TeacherConfig) -> dict[str, TargetNormType]:
+    """Return the transform of each kind of features."""
+    if teacher.source is not Source.weights:  # a teacher that is trained itself has no fixed statistics
+        return dict.fromkeys(("summary", "spatial"), TargetNormType.none)
+    default = common.target_norm.type
+    return {
+        "summary": teacher.summary_norm_type or default,
+        "spatial": _SPATIAL_NORM.get(teacher.spatial_norm_type, default),
+    }
 
 
 def _loss_and_mode(spec: Spec, teacher: TeacherConfig) -> tuple[LossType | None, Mode]:

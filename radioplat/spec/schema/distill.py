@@ -169,6 +169,8 @@ class TargetNormType(str, Enum):
     phi_s = "phi_s"
     zca = "zca"
     pca = "pca"
+    tao_phi_s = "tao_phi_s"
+    layer_norm = "layer_norm"
 
 
 class TargetNormFit(str, Enum):
@@ -176,6 +178,7 @@ class TargetNormFit(str, Enum):
 
     before = "before"
     running = "running"
+    with_step = "with_step"
 
 
 class SpatialNormType(str, Enum):
@@ -191,9 +194,13 @@ class TargetNormConfig:
     """(+) Transform of teachers' features (``radioplat.losses.target_transforms.phi_s``, ``whitening``).
 
     Heads still output raw features. ``standardize`` has one scale for all dimensions, ``standardize_channels`` one
-    for each. ``fit: before`` measures over ``fit_batches`` global batches before the first step and then freezes;
-    ``running`` measures the targets during training and updates the transform after the first step and every
-    ``refresh_steps`` steps, until step ``freeze_after``.
+    for each; ``layer_norm`` normalises each vector by itself, measures nothing, and heads output normalised features;
+    ``tao_phi_s`` is PHI-S with TAO's eigenvectors and sample covariance. ``fit: before`` measures over ``fit_batches``
+    global batches before the first step and then freezes; ``running`` measures the targets during training and updates
+    the transform after the first step and every ``refresh_steps`` steps, until step ``freeze_after``; ``with_step`` is
+    TAO's: a step's own targets count before its losses, the mean is updated in each step, and the matrix in the first
+    and every ``refresh_steps`` steps. With ``both_sides`` heads compute raw features, which the losses compare after
+    the same transform; else heads compute transformed features.
     """
 
     type: TargetNormType = TargetNormType.none
@@ -202,6 +209,7 @@ class TargetNormConfig:
     refresh_steps: int = number(100, at_least=1)
     freeze_after: int = number(3000, at_least=1)
     path: str | None = None  # statistics file: read if it exists, else written after measuring
+    both_sides: bool = False
 
 
 @dataclass
@@ -288,6 +296,7 @@ class TeacherConfig:
     # (+) factor by which the spatial head's map is finer than the student's map (pixel shuffle)
     fd_upsample_factor: int = number(1, at_least=1, at_most=16)
     spatial_norm_type: SpatialNormType | None = None  # transform of the feature map; unset: target_norm.type
+    summary_norm_type: TargetNormType | None = None  # (+) transform of the summary; unset: target_norm.type
     adaptor: str | None = None  # featsharp: upsample the teacher's map by upsample_factor
     upsampler_checkpoint: str | None = None  # file written by `train_upsampler`
     do_upsample: bool = True
@@ -311,6 +320,10 @@ class DistillConfig:
     alpha: float = number(0.0, at_least=0, at_most=1)
     label_form: LabelForm = LabelForm.alpha  # (+)
     balance: Balance = Balance.fixed  # (+)
+    # (+) divide the sum of the teachers' losses by their number, as TAO does
+    mean_over_teachers: bool = False
+    # (+) factor of the sum of the teachers' losses; TAO's classification has 100
+    loss_scale: float = number(1.0, above=0)
     # (+) UNIC's teacher dropping: probability per image of dropping each teacher except the one with the highest loss
     teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
     # auto: by loss_type; without one class scores for a student with classes, else combo

@@ -9,6 +9,18 @@ from typing import Any
 from radioplat.spec.ranges import number
 
 
+class CpeCrop(str, Enum):
+    """Which part of the position table an image uses in training.
+
+    ``area``: the drawn aspect ratio is that of the crop's sides. ``sides``, TAO's and NVlabs': it multiplies one side
+    and divides the other, crops reach the table's outermost positions, and an image of the table's own size is not
+    cropped.
+    """
+
+    area = "area"
+    sides = "sides"
+
+
 @dataclass
 class BackboneConfig:
     """A backbone: TAO's name or any timm model name, and the source of its weights."""
@@ -29,6 +41,8 @@ class BackboneConfig:
     # class tokens: fixed, or enough to make their sum a multiple of register_multiple.
     cpe_max_size: int | None = number(None, at_least=1, at_most=65_536)
     cpe: bool = True  # random crops of the table during training; false: always the whole table, as in evaluation
+    cpe_crop: CpeCrop = CpeCrop.area
+    position_dropout: float = number(0.0, at_least=0, below=1)  # share of images without positions, in training
     cpe_num_registers: int | None = number(None, at_least=0)
     register_multiple: int | None = number(None, at_least=1)
     # (+) student only: DropPath rate, and linear layers reparametrized as (gamma / sigma(W)) W

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from radioplat.spec.ranges import number
 from radioplat.spec.schema.cluster import ClusterConfig, FeatureCacheConfig, TeacherServiceConfig
@@ -21,6 +22,13 @@ from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
 from radioplat.spec.schema.wandb import WandbConfig
 
 
+class Compat(str, Enum):
+    """The program whose defaults a spec means."""
+
+    radioplat = "radioplat"
+    tao = "tao"
+
+
 @dataclass
 class InferenceConfig:
     """Spec section ``inference``, accepted from TAO's specs; no task reads it."""
@@ -35,6 +43,8 @@ class InferenceConfig:
 class Spec:
     """All settings of an experiment. Names follow TAO's `radio` where TAO has the field; some defaults differ."""
 
+    # (+) tao: fields that are left out have the values with which TAO's trainer runs
+    compat: Compat = Compat.radioplat
     results_dir: str = "results"
     model_name: str | None = None
     encryption_key: str | None = None

@@ -26,8 +26,16 @@ class StepHook:
 
     name = ""
 
+    @property
+    def needs_step_targets(self) -> bool:
+        """Whether all micro-batches of a step have to arrive before its first forward."""
+        return False
+
     def begin_step(self, step: int) -> None:
         """Called at the start of global ``step``, counted from 0."""
+
+    def targets_arrived(self, step: int) -> None:
+        """Called before the first forward of ``step``, if ``needs_step_targets``: the teachers' answers are there."""
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
         """Called when ``batch`` has arrived; it is padding if ``batch.micro_batch < 0``.
@@ -95,6 +103,16 @@ class StepHooks(StepHook):
         """See :class:`StepHook`."""
         for hook in self._hooks:
             hook.begin_step(step)
+
+    @property
+    def needs_step_targets(self) -> bool:
+        """Whether one of the hooks does."""
+        return any(hook.needs_step_targets for hook in self._hooks)
+
+    def targets_arrived(self, step: int) -> None:
+        """See :class:`StepHook`."""
+        for hook in self._hooks:
+            hook.targets_arrived(step)
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
         """See :class:`StepHook`."""

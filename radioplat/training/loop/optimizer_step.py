@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -66,14 +66,12 @@ class OptimizerStep:
         expected = self._schedule.of_rank(step, self._context.rank)
         self._hooks.begin_step(step)
         feed = self._begin_objective(step, feed, len(expected))
-        for place, number in enumerate(expected):
-            self._phases.at(step, place)
-            waited = time.perf_counter()
-            with self._phases(DATA):
-                batch, answers = _next(step, feed)
-            record.wait_data += time.perf_counter() - waited
-            micro = self._batches.micro_batch(step, number, batch, answers, record)
-            record.wait += time.perf_counter() - waited
+        arrived = self._arrived(record, feed, expected)
+        if self._hooks.needs_step_targets:
+            arrived = iter(list(arrived))
+            with self._phases(COLLECTIVE):
+                self._hooks.targets_arrived(step)
+        for place, (batch, micro) in enumerate(arrived):
             self._hooks.begin_micro_batch(step, batch)
             # After a decision to skip the step, its remaining micro-batches are still read from the stream.
             if not record.skipped:
@@ -93,6 +91,20 @@ class OptimizerStep:
             record.reduce(self._run.micro_batches, self._context.device)
         self._hooks.after_step(record)
         return record
+
+    def _arrived(
+        self, record: StepRecord, feed: Iterator[Fed], expected: Sequence[int]
+    ) -> Iterator[tuple[Batch, MicroBatch]]:
+        """Yield the step's micro-batches as they and their answers arrive; add the time of waiting to ``record``."""
+        for place, number in enumerate(expected):
+            self._phases.at(record.step, place)
+            waited = time.perf_counter()
+            with self._phases(DATA):
+                batch, answers = _next(record.step, feed)
+            record.wait_data += time.perf_counter() - waited
+            micro = self._batches.micro_batch(record.step, number, batch, answers, record)
+            record.wait += time.perf_counter() - waited
+            yield batch, micro
 
     def _begin_objective(self, step: int, feed: Iterator[Fed], count: int) -> Iterator[Fed]:
         """Call the objective's ``begin_step``, with the step's ``count`` micro-batches if it needs all of them.

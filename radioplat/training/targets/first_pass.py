@@ -94,7 +94,8 @@ class FirstPass:
     def _unfold(self, student: Student) -> None:
         """Make heads that return raw features return transformed ones; their raw output stays the same."""
         for name, kind in sorted(student.raw_heads & normed(self._run.teachers).keys()):
-            unfold_head(student.heads[name], kind)
+            if kind not in student.heads[name].architecture.raw_kinds:
+                unfold_head(student.heads[name], kind)
         student.raw_heads.clear()
 
     def _charged(self, fed: Iterable[Fed]) -> Iterator[Fed]:

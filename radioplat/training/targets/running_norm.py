@@ -1,7 +1,8 @@
-"""Measure target statistics while the student trains (``distill.target_norm.fit: running``), as TAO does.
+"""Measure target statistics while the student trains (``distill.target_norm.fit: running`` and ``with_step``).
 
-The state changes only with optimizer steps: the targets of all ranks in a step are added if the step is not skipped.
-The result does not depend on the number of ranks, and a checkpoint contains all of it.
+The state changes only with optimizer steps: with ``running``, the targets of all ranks in a step are added after it if
+it is not skipped; with ``with_step``, before its first loss. The result does not depend on the number of ranks, and a
+checkpoint contains all of it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _PARTS = ("count", "total", "outer")
 class RunningNorm(StepHook):
     """Sum moments of the targets since the first step, and recompute the transforms from them at intervals.
 
-    Without ``fit: running`` it does nothing. Transforms are recomputed after step 1, after each multiple of
-    ``refresh_steps``, and for the last time after step ``freeze_after``.
+    With ``fit: before`` it does nothing. With ``running``, transforms are recomputed after step 1, after each multiple
+    of ``refresh_steps``, and for the last time after step ``freeze_after``. With ``with_step``, before each step, the
+    matrices only before steps 0, ``refresh_steps``, 2 ``refresh_steps``, and so on; for the last time before step
+    ``freeze_after``, counted from 0.
     """
 
     name = TARGET_NORM
@@ -42,12 +45,38 @@ class RunningNorm(StepHook):
     ) -> None:
         """Initialize empty moments; ``start`` is the global step at which training begins."""
         self._student, self._config = student, config
-        self._teachers = teachers if config.fit is TargetNormFit.running else []
+        self._teachers = [] if config.fit is TargetNormFit.before else teachers
+        self._with_step = config.fit is TargetNormFit.with_step
         self._known = empty_moments(student, self._teachers, torch.device("cpu"))  # of all ranks
         self._since = empty_moments(student, self._teachers, device)  # of this rank, since the last all-reduce
         self._step = empty_moments(student, self._teachers, device)  # of this rank, in the current step
         self._bases: dict[Key, torch.Tensor] = {}
-        self._frozen = start >= config.freeze_after
+        self._frozen = start >= config.freeze_after + self._with_step
+
+    @property
+    def needs_step_targets(self) -> bool:
+        """Whether :meth:`targets_arrived` has to be called before the first loss of a step."""
+        return bool(self._known) and self._with_step
+
+    def targets_arrived(self, step: int) -> None:
+        """With ``with_step``: add the targets of ``step``, and recompute the transforms; every rank must call it.
+
+        Targets that are not finite are left out: the guard decides about their step.
+
+        Raises:
+            TrainingError: the sums of earlier steps were not finite.
+        """
+        if not self.needs_step_targets or self._frozen:
+            return
+        with collectives.mark_agreed():
+            for key, moments in self._step.items():
+                arrived = moments.reduced(collectives.total)
+                moments.clear()
+                if all(bool(torch.isfinite(part).all()) for part in arrived.parts()):
+                    self._known[key].merge(arrived)
+            due = step % self._config.refresh_steps == 0
+            self._bases = set_transforms(self._student, self._teachers, self._known, self._bases, means_only=not due)
+        self._frozen = step >= self._config.freeze_after
 
     def see(self, name: str, features: Features, weight: torch.Tensor, view: View | None = None) -> None:
         """Add the answer of teacher ``name`` to ``view``; samples of ``weight`` 0 and hidden positions are excluded."""
@@ -69,7 +98,7 @@ class RunningNorm(StepHook):
         Raises:
             TrainingError: a target was not finite.
         """
-        if not self._known or self._frozen:
+        if not self._known or self._frozen or self._with_step:
             return
         for key, moments in self._step.items():
             if commit:

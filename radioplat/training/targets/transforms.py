@@ -15,7 +15,7 @@ from radioplat.common import collectives
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
 from radioplat.losses.target_transforms.moments import Moments
-from radioplat.losses.target_transforms.phi_s import phi_s
+from radioplat.losses.target_transforms.phi_s import phi_s, tao_phi_s
 from radioplat.losses.target_transforms.transform import FORMS, Transform
 from radioplat.losses.target_transforms.whitening import channel_scales, global_scale, pca, zca
 from radioplat.models.features import Features
@@ -31,12 +31,18 @@ _MATRICES: dict[TargetNormType, Callable[[torch.Tensor, torch.Tensor | None], Tr
     TargetNormType.phi_s: phi_s,
     TargetNormType.zca: lambda covariance, _: zca(covariance),
     TargetNormType.pca: pca,
+    TargetNormType.tao_phi_s: lambda covariance, _: tao_phi_s(covariance),
 }
 
 
 def normed(teachers: list[ResolvedTeacher]) -> dict[Key, TargetNormType]:
-    """Return the type of transform by teacher and kind of features."""
-    return {(t.name, kind): norm for t in teachers for kind, norm in sorted(t.norms.items())}
+    """Return the type of transform by teacher and kind of features, without those that need no statistics."""
+    return {
+        (t.name, kind): norm
+        for t in teachers
+        for kind, norm in sorted(t.norms.items())
+        if norm is not TargetNormType.layer_norm
+    }
 
 
 def empty_moments(
@@ -100,12 +106,14 @@ def set_transforms(
     teachers: list[ResolvedTeacher],
     measured: dict[Key, Moments],
     previous: dict[Key, torch.Tensor] | None = None,
+    means_only: bool = False,
 ) -> dict[Key, torch.Tensor]:
     """Compute the transforms from ``measured``, the same on all ranks, and set them in the heads.
 
     Args:
         previous: the bases of the current transforms, see
             :func:`radioplat.losses.target_transforms.eigenbasis.matched`.
+        means_only: keep the matrices.
 
     Returns:
         The bases of the new transforms, for those that have one.
@@ -129,9 +137,12 @@ def set_transforms(
             head.set_space(kind, mean=mean.to(torch.bfloat16), scale=scale.to(torch.bfloat16))
         elif FORMS[norm] == CHANNELS:
             head.set_space(kind, mean=mean, scale=channel_scales(moments.variance()))
+        elif means_only:
+            head.set_space(kind, mean=mean)
         else:
             # LAPACK may round differently on other machines, so rank 0 computes the transform for all.
-            matrix = partial(_MATRICES[norm], moments.covariance(), bases.get((name, kind)))
+            covariance = moments.covariance(sample=norm is TargetNormType.tao_phi_s)
+            matrix = partial(_MATRICES[norm], covariance, bases.get((name, kind)))
             transform = collectives.from_first(matrix)
             head.set_space(kind, mean=mean, rotation=transform.forward, inverse=transform.inverse)
             if transform.basis is not None:

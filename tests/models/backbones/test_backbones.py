@@ -7,6 +7,7 @@ import timm
 import torch
 
 from radioplat.errors import SpecError
+from radioplat.models.backbones.patch_generator import PatchGenerator
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.heads import HeadArchitecture
@@ -52,6 +53,38 @@ class TestRadioViT:
         images = torch.rand(1, 3, 24, 16)
         swapped = torch.cat([images[:, :, 16:], images[:, :, :16]], dim=2)
         torch.testing.assert_close(vit(swapped).spatial, vit(images).spatial.roll(1, dims=1))
+
+    def test_crops_by_sides_are_those_of_the_formula(self):
+        """Sides scale * ratio and scale / ratio, from corner to corner; the table holds its own x and y."""
+        side, count = 16, 400
+        positions = PatchGenerator(1, 2, side, 1, 0).train()
+        positions.crop_sides = True
+        axis = torch.linspace(0, 1, side)
+        with torch.no_grad():
+            positions.pos_embed.copy_(torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).reshape(1, -1, 2))
+        found = positions.positions(count, 5, 7).reshape(count, 5, 7, 2)
+        wide, tall = (found[:, -1, -1] - found[:, 0, 0]).unbind(-1)
+        inside = (wide < 0.99) & (tall < 0.99)
+        ratio = (wide / tall)[inside]
+        assert inside.sum() > 100 and 9 / 16 - 1e-3 < ratio.min() < 0.62 and 1.6 < ratio.max() < 16 / 9 + 1e-3
+        assert 0.1**0.5 - 1e-3 < (wide * tall).sqrt()[inside].min() < 0.4
+        steps = found[:, 0, 1:, 0] - found[:, 0, :-1, 0]
+        torch.testing.assert_close(steps, (wide / 6)[:, None].expand_as(steps), atol=1e-5, rtol=1e-4)
+        assert found.min() >= 0 and found.max() <= 1
+        whole = positions.positions(1, side, side)
+        torch.testing.assert_close(whole, positions.pos_embed)  # the table's own size is not cropped
+
+    def test_positions_are_dropped_for_whole_images(self):
+        positions = PatchGenerator(8, 4, 16, 1, 0)
+        positions.position_dropout, positions.crops_positions = 0.5, False
+        with torch.no_grad():
+            positions.embedder.weight.zero_()
+        black = torch.zeros(200, 3, 16, 16)
+        torch.manual_seed(0)
+        tokens = positions.train()(black)[:, 1:]
+        dropped = (tokens == 0).flatten(1).all(1)
+        assert 70 < dropped.sum() < 130 and not (positions.eval()(black)[:, 1:] == 0).all((1, 2)).any()
+        torch.testing.assert_close(tokens[~dropped], positions.pos_embed.expand(int((~dropped).sum()), -1, -1))
 
     def test_checkpointed_blocks_give_the_same_gradient(self):
         vit = RadioViT(num_class_tokens=1, cpe_max_size=16, **TINY).train()

@@ -9,7 +9,7 @@ from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.schema.root import Spec
 
 HEAD_VERSIONS = ("v2", "attn")
-_STUDENT_ONLY = ("freeze_norm", "drop_path", "spectral_reparam", "cpe")
+_STUDENT_ONLY = ("freeze_norm", "drop_path", "spectral_reparam", "cpe", "cpe_crop", "position_dropout")
 
 
 def student_structure(spec: Spec) -> Iterator[Problem]:

@@ -1,0 +1,108 @@
+"""Fill in what TAO's trainer does for the fields that a spec with ``compat: tao`` leaves out.
+
+Values that the spec has are kept. Facts are those of NVIDIA-TAO/tao-pytorch 7.0.1, ``multimodal/radio``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+TAO = "tao"
+_MAPS = ("spatial", "combo")
+_MODES = {"KL": "logits", "CE": "logits", "BALANCED": "spatial", "MSE": "spatial"}  # of mode auto; others: summary
+# Path of a field: TAO's value. Where TAO has no such field: the value with which we do what TAO does.
+_DEFAULTS: dict[str, Any] = {
+    "distill.loss_type": "KL",
+    "distill.use_mlp": True,
+    "distill.mean_over_teachers": True,
+    "distill.head_fit.enabled": False,
+    "model.backbone.freeze_norm": False,
+    "model.backbone.cpe_crop": "sides",
+    "train.optim.lr": 6e-5,
+    "train.optim.warmup_epochs": 0,
+    "train.optim.head_warmup_epochs": 0,
+    "train.ema_decay": 0.998,
+    "dataset.augmentation.views_per_image": 0,
+}
+_SIGNS = ("model_name", "encryption_key", "train.gpu_ids", "train.tensorboard", "train.cudnn")
+_OF_MAPS = {"type": "tao_phi_s", "fit": "with_step", "both_sides": True}  # of distill.target_norm
+
+
+def accept_tao_objective(tree: dict[str, Any]) -> None:
+    """Set unset fields of a plain spec with ``compat: tao``, in place."""
+    if tree.get("compat") != TAO or not _is_whole(tree):
+        return
+    for path, value in _DEFAULTS.items():
+        _set(tree, path, value)
+    backbone = tree["model"].get("backbone")
+    if isinstance(backbone, dict) and "radio" in str(backbone.get("type")):
+        _set(backbone, "position_dropout", 0.1)
+    distill = tree["distill"]
+    teachers = [teacher for teacher in distill.get("teacher") or () if isinstance(teacher, dict)]
+    modes = [_mode(teacher, distill) for teacher in teachers]
+    if any(mode in _MAPS for mode in modes):
+        for name, value in _OF_MAPS.items():
+            _set(tree, f"distill.target_norm.{name}", value)
+    for teacher, mode in zip(teachers, modes, strict=True):
+        if mode == "combo":
+            _set(teacher, "summary_loss_type", "CE")
+            _set(teacher, "spatial_loss_type", "mse")
+        if mode in ("summary", "combo"):
+            _set(teacher, "summary_norm_type", "layer_norm" if mode == "summary" else "none")
+
+
+def tao_signs(changed: dict[str, Any]) -> list[str]:
+    """Return the fields among ``changed`` that TAO's specs have and ours have no use for."""
+    return [path for path in _SIGNS if _get(changed, path) is not None]
+
+
+def tao_differences(changed: dict[str, Any]) -> list[str]:
+    """Return ``field=value`` of everything that ``compat: tao`` would add to the ``changed`` fields of a spec."""
+    with_tao = copy.deepcopy({**changed, "compat": TAO})
+    accept_tao_objective(with_tao)
+    before, after = dict(_leaves(changed)), dict(_leaves(with_tao))
+    added = {path: value for path, value in after.items() if path not in before and path != "compat"}
+    return [f"{path}={str(value).lower() if isinstance(value, bool) else value}" for path, value in added.items()]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for i, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def _get(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _is_whole(tree: dict[str, Any]) -> bool:
+    """Return False if a section is no mapping, which is reported later."""
+    sections = [tree.setdefault(name, {}) for name in ("distill", "model", "train", "dataset")]
+    return all(isinstance(section, dict) for section in sections)
+
+
+def _mode(teacher: dict[str, Any], distill: dict[str, Any]) -> str:
+    """Return the mode of a teacher, which is not ``auto``."""
+    mode = teacher.get("mode") or distill.get("mode") or "auto"
+    loss = teacher.get("loss_type") or distill["loss_type"]
+    return _MODES.get(loss, "summary") if mode == "auto" else str(mode)
+
+
+def _set(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set a field that is absent or None."""
+    *sections, name = path.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            return
+    if tree.get(name) is None:
+        tree[name] = value

@@ -1,0 +1,88 @@
+"""``compat: tao``: what it sets, what it leaves, and what a spec without it is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from radioplat.spec.checks.tasks.training_run import check
+from radioplat.spec.loading.load import changed_fields, load_spec, to_yaml
+from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
+from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.spec.schema.distill import LossType, Mode, SpatialLoss, TargetNormFit, TargetNormType
+from radioplat.spec.schema.root import Compat
+
+TEACHER = {"model": {"backbone": {"type": "resnet18"}}, "pretrained_teacher_model_path": "a.pth"}
+
+
+def spec_of(*overrides: str, teacher: dict | None = None, **distill):
+    return load_spec(
+        {
+            "compat": "tao",
+            "model": {"backbone": {"type": "resnet18"}},
+            "dataset": {"train_dataset": {"images_dir": "images"}},
+            "distill": {"teacher": [{**TEACHER, **(teacher or {})}], **distill},
+        },
+        overrides,
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode", "summary", "spatial"),
+    [
+        ("balanced", "spatial", "none", "tao_phi_s"),
+        ("FD", "summary", "layer_norm", "none"),
+        ("kl", "logits", "none", "none"),
+    ],
+)
+def test_each_loss_has_taos_transforms(loss, mode, summary, spatial):
+    (teacher,) = resolve_teachers(spec_of(loss_type=loss))
+    assert teacher.mode.value == mode
+    wanted = {kind: norm.value for kind, norm in teacher.norms.items()}
+    assert wanted.get("summary", "none") == summary and wanted.get("spatial", "none") == spatial
+    assert teacher.raw_kinds == (("spatial",) if mode == "spatial" else ())
+
+
+def test_combo_compares_maps_by_mse_whatever_loss_type_says():
+    (teacher,) = resolve_teachers(spec_of(loss_type="CS", mode="COMBO"))
+    assert teacher.mode is Mode.combo and teacher.hidden == 1024
+    assert [(term.kind, term.loss) for term in teacher.terms] == [("summary", LossType.CE), ("spatial", LossType.MSE)]
+    assert teacher.norms == {"spatial": TargetNormType.tao_phi_s}
+
+
+def test_a_field_of_the_spec_is_kept():
+    own = spec_of(
+        "train.optim.lr=0.1",
+        "distill.target_norm.fit=before",
+        loss_type="MSE",
+        mode="combo",
+        use_mlp=False,
+        teacher={"spatial_loss_type": "dampened_mse"},
+    )
+    assert own.train.optim.lr == 0.1 and own.distill.use_mlp is False
+    assert own.distill.target_norm.fit is TargetNormFit.before
+    assert own.distill.teacher[0].spatial_loss_type is SpatialLoss.dampened_mse
+    assert own.distill.target_norm.type is TargetNormType.tao_phi_s
+
+
+def test_what_a_run_writes_is_read_as_it_was(tmp_path):
+    spec = spec_of(loss_type="balanced")
+    (tmp_path / "experiment.yaml").write_text(to_yaml(spec))
+    assert load_spec(tmp_path / "experiment.yaml") == spec and spec.compat is Compat.tao
+    assert not check(spec) and not check(spec_of(loss_type="KL", teacher={"name": "logits"}))
+
+
+def test_a_spec_with_taos_fields_is_told_what_the_line_would_set():
+    spec = load_spec({"model_name": "radio", "train": {"gpu_ids": [0]}, "distill": {"teacher": [TEACHER]}})
+    changed = changed_fields(spec)
+    assert tao_signs(changed) == ["model_name", "train.gpu_ids"]
+    added = tao_differences(changed)
+    assert "distill.mean_over_teachers=true" in added and "distill.loss_type=KL" in added
+    assert not tao_signs(changed_fields(load_spec({"distill": {"teacher": [TEACHER]}})))
+    assert "distill.loss_type" not in " ".join(tao_differences({"distill": {"loss_type": "MSE"}}))
+
+
+def test_words_of_an_enumeration_are_taken_in_any_case():
+    spec = load_spec({"train": {"precision": "BF16"}, "distill": {"teacher": [{**TEACHER, "loss_type": "Balanced"}]}})
+    assert spec.train.precision.value == "bf16" and spec.distill.teacher[0].loss_type is LossType.BALANCED
+    own = load_spec({"distill": {"loss_type": "my_module:Loss"}})
+    assert own.distill.loss_type.value == "my_module:Loss"
