@@ -9,7 +9,7 @@ import pytest
 
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.readiness import target_statistics
-from radioplat.launch.preflight.teaching import targets
+from radioplat.launch.preflight.teaching import compat, losses, targets
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 
@@ -36,6 +36,35 @@ def planned(width: int, **target_norm) -> Preflight:
 def test_how_targets_are_transformed(width, fields, fact):
     found = planned(width, **fields)
     assert found.facts.get("targets") == fact and not found.warnings and not found.problems
+
+
+def told(tree: dict) -> Preflight:
+    spec = load_spec(tree)
+    preflight = Preflight(spec, "distill", Path("nowhere"), models=SimpleNamespace(teachers=resolve_teachers(spec)))
+    for step in (compat, losses):
+        preflight.take(step)
+    return preflight
+
+
+def test_which_losses_compare_what():
+    backbone = {"model": {"backbone": {"type": "test_vit"}}}
+    one = {**backbone, "name": "one", "mode": "combo", "summary_loss_weight": 2.0, "summary_loss_type": "cosine"}
+    other = {**backbone, "name": "other", "mode": "summary", "loss_type": "FD", "loss_lambda": 0.25}
+    found = told({"compat": "tao", "distill": {"loss_type": "MSE", "teacher": [one, other]}})
+    assert found.facts["losses"] == (
+        "one: summary by CS times 2, spatial by MSE after tao_phi_s of both sides; all times 0.5; "
+        "other: summary by FD after layer_norm of its targets; all times 0.25; divided by 2 teachers"
+    )
+    assert not found.warnings
+
+
+def test_a_spec_that_looks_like_taos_is_proposed_its_objective():
+    teacher = {"model": {"backbone": {"type": "test_vit"}}}
+    (warning,) = told({"encryption_key": "k", "distill": {"loss_type": "MSE", "teacher": [teacher]}}).warnings
+    assert (
+        "(encryption_key)" in warning and "distill.target_norm.type=tao_phi_s" in warning and "loss_type" not in warning
+    )
+    assert not told({"distill": {"teacher": [teacher]}}).warnings
 
 
 def test_a_width_without_a_hadamard_matrix_is_told():
