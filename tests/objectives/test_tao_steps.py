@@ -48,10 +48,9 @@ def spec_of(case: str) -> Spec:
     for teacher, given in zip(teachers, tao_steps.CASES[case].teachers, strict=True):
         if given.mode == "combo":
             teacher["summary_loss_type"] = given.summary_loss_type
+    own = {"dataset": "CLDataset"} if case == "classification" else {}
+    dataset = {"img_size": tao_steps.SIDE, "batch_size": tao_steps.BATCH, **own}
     distill = {"teacher": teachers, "mlp_hidden_size": tao_steps.HIDDEN}
-    if case == "classification":
-        distill |= {"loss_scale": 100.0, "target_norm": {"both_sides": False}}
-    dataset = {"img_size": tao_steps.SIDE, "batch_size": tao_steps.BATCH}
     return load_spec({"compat": "tao", "dataset": dataset, "distill": distill})
 
 

@@ -74,12 +74,12 @@ def plan_photometry(augmentation: AugmentationConfig | None, seed: int, keys: np
         return None
     draws = {
         name: uniforms(seed, name, keys, count).tolist()
-        for name, count in (("colour", 4), ("rand_aug", 2 * AUG_OPS), ("blur", 2), ("erase", 5))
+        for name, count in (("colour", 4), ("colour_chance", 1), ("rand_aug", 2 * AUG_OPS), ("blur", 2), ("erase", 5))
     }
     plans = []
-    for colours, ops, blur, rectangle in zip(*draws.values(), strict=True):
+    for colours, (chance,), ops, blur, rectangle in zip(*draws.values(), strict=True):
         filters = []
-        if colour.enable:
+        if colour.enable and chance < colour.color_probability:
             amounts = colour.brightness, colour.contrast, colour.saturation
             bright, sharp, rich = (max(0.0, 1 + (2 * u - 1) * a) for u, a in zip(colours, amounts, strict=False))
             filters.append(colour_filter(bright, sharp, rich, (2 * colours[3] - 1) * colour.hue * 2 * math.pi))

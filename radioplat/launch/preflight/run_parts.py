@@ -43,6 +43,9 @@ def contradictions(preflight: Preflight) -> Iterator[Problem]:
     problems = check(preflight.spec, preflight.task)
     preflight.ended = names_no_folder(problems)
     preflight.start_notes += retired_field_notes(preflight.spec)
+    if preflight.spec.without_effect:
+        reasons = (f"{path}: {reason}" for path, reason in preflight.spec.without_effect.items())
+        preflight.start_notes.append(f"fields without effect here: {'; '.join(reasons)}")
     if not is_taught(preflight.task):
         preflight.spec = without_teaching(preflight.spec)
     yield from problems

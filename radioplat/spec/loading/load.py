@@ -23,6 +23,7 @@ from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.fields import accept_case, faults, first_line, is_secret, strip_optional
 from radioplat.spec.loading.overrides import apply_override
 from radioplat.spec.loading.tao_dino import accept_dino
+from radioplat.spec.loading.tao_fields import accept_tao_fields
 from radioplat.spec.loading.tao_objective import accept_tao_objective
 from radioplat.spec.ranges import range_problems
 from radioplat.spec.resolved.image_sizes import scale_faults
@@ -48,6 +49,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         apply_override(tree, override, Spec)
     unavailable = accept_dino(tree)
     _accept_single_teacher(tree)
+    unavailable += accept_tao_fields(tree)
     accept_case(tree, Spec)
     accept_tao_objective(tree)
     _accept_named_models(tree)

@@ -1,6 +1,7 @@
 """Fill in what TAO's trainer does for the fields that a spec with ``compat: tao`` leaves out.
 
-Values that the spec has are kept. Facts are those of NVIDIA-TAO/tao-pytorch 7.0.1, ``multimodal/radio``.
+Values that the spec has are kept. Facts are those of NVIDIA-TAO/tao-pytorch 7.0.1, ``multimodal/radio`` and
+``cv/classification_pyt``, whose specs have fields of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ _DEFAULTS: dict[str, Any] = {
     "train.optim.head_warmup_epochs": 0,
     "train.ema_decay": 0.998,
     "dataset.augmentation.views_per_image": 0,
+    "dataset.augmentation.random_color.color_probability": 0.5,
 }
-_SIGNS = ("model_name", "encryption_key", "train.gpu_ids", "train.tensorboard", "train.cudnn")
+_CLASSIFICATION = {"distill.loss_scale": 100.0, "distill.target_norm.both_sides": False}
+_OF_CLASSIFICATION = ("dataset.dataset", "model.head.")  # fields of classification_pyt, by their beginning
+_SIGNS = ("train.gpu_ids", "train.tensorboard", "train.cudnn")
 _OF_MAPS = {"type": "tao_phi_s", "fit": "with_step", "both_sides": True}  # of distill.target_norm
 
 
@@ -34,8 +38,11 @@ def accept_tao_objective(tree: dict[str, Any]) -> None:
     """Set unset fields of a plain spec with ``compat: tao``, in place."""
     if tree.get("compat") != TAO or not _is_whole(tree):
         return
-    for path, value in _DEFAULTS.items():
+    classification = any(path.startswith(_OF_CLASSIFICATION) for path in tree.get("without_effect") or ())
+    for path, value in {**_DEFAULTS, **(_CLASSIFICATION if classification else {})}.items():
         _set(tree, path, value)
+    if classification and tree["dataset"].get("num_classes"):
+        _set(tree, "distill.label_form", "tao")
     backbone = tree["model"].get("backbone")
     if isinstance(backbone, dict) and "radio" in str(backbone.get("type")):
         _set(backbone, "position_dropout", 0.1)
@@ -54,8 +61,8 @@ def accept_tao_objective(tree: dict[str, Any]) -> None:
 
 
 def tao_signs(changed: dict[str, Any]) -> list[str]:
-    """Return the fields among ``changed`` that TAO's specs have and ours have no use for."""
-    return [path for path in _SIGNS if _get(changed, path) is not None]
+    """Return the fields among ``changed`` that TAO's specs have, and ours rarely."""
+    return [*(changed.get("without_effect") or ()), *(path for path in _SIGNS if _get(changed, path) is not None)]
 
 
 def tao_differences(changed: dict[str, Any]) -> list[str]:

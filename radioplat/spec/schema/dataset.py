@@ -100,6 +100,7 @@ class RandomColor(Switch):
     contrast: float = number(0.3, at_least=0)
     saturation: float = number(0.3, at_least=0)
     hue: float = number(0.3, at_least=0, at_most=0.5)
+    color_probability: float = number(1.0, at_least=0, at_most=1)  # of an image
 
 
 @dataclass
@@ -131,7 +132,6 @@ class AugmentationConfig:
     with_random_blur: bool = False
     # image sizes, all equally likely; or, as in TAO, a list of {size: probability}
     multi_scales: list[Any] = field(default_factory=list)
-    patch_size: int | None = number(None, at_least=1)
     # (+) how many different random views an image has, then the first again; 0: never the same again;
     # unset: by the number of passes, if the teachers' features of the views have room on the disk
     views_per_image: int | None = number(None, at_least=0)
@@ -168,7 +168,6 @@ class DatasetConfig:
     val_img_size: int | None = number(None, at_least=1, at_most=65_536)
     val_batch_size: int | None = number(None, at_least=1)
     knn_validation: bool = False
-    knn_num_classes: int | None = number(None, at_least=1)
     knn_max_train_batches: int | None = number(None, at_least=1)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     train_dataset: SplitConfig = field(default_factory=SplitConfig)

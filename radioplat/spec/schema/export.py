@@ -48,7 +48,6 @@ class ExportConfig:
     opset_version: int | None = number(None, at_least=1)
     batch_size: int = number(-1, at_least=-1)  # -1: dynamic
     dynamic_resolution: bool = False  # (+) the ONNX file accepts images of any size that is a multiple of the stride
-    on_cpu: bool = True  # TAO's field, without effect: the student is always traced on the CPU
     verbose: bool = False  # show the output of torch's exporter
     # (+) number format of the file: fp32 | fp16 | bf16; default: gen_trt_engine.tensorrt.data_type
     data_type: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from radioplat.spec.ranges import number
 from radioplat.spec.schema.cluster import ClusterConfig, FeatureCacheConfig, TeacherServiceConfig
 from radioplat.spec.schema.compress import CompressConfig
 from radioplat.spec.schema.dataset import DatasetConfig
@@ -30,30 +29,17 @@ class Compat(str, Enum):
 
 
 @dataclass
-class InferenceConfig:
-    """Spec section ``inference``, accepted from TAO's specs; no task reads it."""
-
-    checkpoint: str | None = None
-    results_dir: str | None = None
-    batch_size: int | None = number(None, at_least=1)
-    images_dir: str | None = None
-
-
-@dataclass
 class Spec:
     """All settings of an experiment. Names follow TAO's `radio` where TAO has the field; some defaults differ."""
 
     # (+) tao: fields that are left out have the values with which TAO's trainer runs
     compat: Compat = Compat.radioplat
     results_dir: str = "results"
-    model_name: str | None = None
-    encryption_key: str | None = None
     wandb: WandbConfig = field(default_factory=WandbConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
     prune: PruneConfig = field(default_factory=PruneConfig)
     low_rank: LowRankConfig = field(default_factory=LowRankConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
@@ -65,6 +51,8 @@ class Spec:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     teachers: dict[str, TeacherServiceConfig] = field(default_factory=dict)
     feature_cache: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
+    # (+) fields of TAO's that the spec had and that have no effect here, each with the reason; written by the loader
+    without_effect: dict[str, str] = field(default_factory=dict)
 
     @property
     def global_batch_size(self) -> int:

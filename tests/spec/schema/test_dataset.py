@@ -22,7 +22,7 @@ RANDOM = {
     "with_random_blur": ("with_random_blur=true",),
 }
 # Sizes differ by micro-batch, not by image; with_random_crop alone switches nothing on.
-NOT_RANDOM = {"with_random_crop", "multi_scales", "patch_size", "views_per_image", "mean", "std"}
+NOT_RANDOM = {"with_random_crop", "multi_scales", "views_per_image", "mean", "std"}
 
 
 def augmentation(*overrides: str) -> AugmentationConfig:

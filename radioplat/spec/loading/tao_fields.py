@@ -1,0 +1,159 @@
+"""Fields of TAO's ``radio`` and ``classification_pyt`` specs that we spell otherwise, ignore, or cannot honour.
+
+Facts are those of NVIDIA-TAO/tao-pytorch 7.0.1. A field is translated, dropped with a reason that a start prints, or,
+if it would change the result, refused unless it has the value with which TAO does what we do.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from typing import Any
+
+from radioplat.errors import Problem
+
+# Path of a field, in which * stands for one name: why it has no effect here.
+NO_EFFECT = {
+    "encryption_key": "checkpoints are not encrypted",
+    "model_name": "the name of a run is wandb.name",
+    "dataset.root_dir": "classes come from the folders of dataset.train_dataset",
+    "dataset.dataset": "the kind of a dataset follows from its files",
+    "dataset.shuffle": "the order is always drawn by dataset.train_dataset.seed",
+    "dataset.train_nolabel": "images without labels are a source of dataset.train_dataset",
+    "dataset.knn_num_classes": "classes are counted in the images",
+    "dataset.augmentation.patch_size": "a view is a multiple of each model's own patch",
+    "train.optim.monitor_name": "no schedule watches a metric; train.keep_best has its own score",
+    "train.tensorboard.infrequent_logging_frequency": "pictures are drawn at the end of a run",
+    "evaluate.gpu_ids": "the cluster chooses devices",
+    "evaluate.num_nodes": "an evaluation runs on one machine",
+    "evaluate.vis_after_n_batches": "evaluate.pictures is the number of pictures",
+    "evaluate.is_quantized": "a checkpoint says whether it is quantized",
+    "evaluate.trt_engine": "name an engine in evaluate.models",
+    "inference": "there is no task of this name yet",
+    "export.gpu_id": "an export runs on the CPU",
+    "export.on_cpu": "an export runs on the CPU",
+    "export.serialize_nvdsinfer": "no DeepStream configuration is written",
+    "export.is_quantized": "a checkpoint says whether it is quantized",
+    "model.head.topk": "an evaluation prints top-1",
+    "model.head.custom_args": "a classifier has no further arguments",
+    "model.head.loss.type": "labels are compared by cross-entropy",
+}
+# Path: the values that change nothing, and what TAO does with others.
+ONLY: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "dataset.augmentation.random_rotate.angle_range": (None, "continuous rotation"),
+    "dataset.augmentation.use_continuous_rotation": ((False,), "continuous rotation"),
+    "dataset.augmentation.perspective_distortion": (({}, None), "perspective distortion"),
+    "model.head.loss.label_smooth_val": ((0, 0.0), "label smoothing"),
+    "model.head.binary": ((False,), "a head with one output"),
+}
+_MOVED = {"train.results_dir": "distill.results_dir", "wandb.run_id": "wandb.id"}
+# Path: values with which TAO leaves a field to itself.
+_UNSET = {
+    **dict.fromkeys(("results_dir", "wandb.entity", "wandb.group", "dataset.*.images_dir"), ("",)),
+    **dict.fromkeys(("quantize.model_path", "quantize.results_dir"), ("",)),
+    "evaluate.batch_size": (-1,),
+    "distill.vitdet": (None,),
+    "dataset.*.native_resolution_filter": (None,),
+    "dataset.*.data_weight_mode": ("none",),
+}
+_POLICY_PARAMS = {"step": ("step_size", "gamma"), "multistep": ("milestones", "gamma")}
+_POLICY_DEFAULTS = {"step_size": 30, "gamma": 0.1, "milestones": [10, 20]}
+
+
+def accept_tao_fields(tree: dict[str, Any]) -> list[Problem]:
+    """Translate and drop TAO's fields of a plain spec, in place; note in ``without_effect`` what was dropped and why.
+
+    Returns:
+        Problems: fields that would change the result.
+    """
+    _move_teacher(tree)
+    for old, new in _MOVED.items():
+        if (value := _take(tree, old)) not in (None, ""):
+            _put(tree, new, value)
+    for path, values in _UNSET.items():
+        _drop_if(tree, path, values)
+    _policy(tree)
+    problems = []
+    for path, (allowed, feature) in ONLY.items():
+        for at, value in list(_matching(tree, path)):
+            _take(tree, at)
+            if allowed is not None and value not in allowed:
+                problems.append(Problem(f"{feature} is not available here", at, "Leave it out."))
+    noted = tree.get("without_effect")
+    notes = dict(noted) if isinstance(noted, dict) else {}
+    for pattern, reason in NO_EFFECT.items():
+        for at, _ in list(_matching(tree, pattern)):
+            _take(tree, at)
+            notes[at] = reason
+    _drop_empty(tree, "model.head")
+    if notes:
+        tree["without_effect"] = notes
+    return problems
+
+
+def _move_teacher(tree: dict[str, Any]) -> None:
+    """Move the weights and the flat backbone of TAO's single teacher to where ours has them."""
+    distill = tree.get("distill")
+    if not isinstance(distill, dict):
+        return
+    given = distill.get("teacher")
+    teachers = given if isinstance(given, list) else []
+    if (path := distill.get("pretrained_teacher_model_path")) is not None:
+        del distill["pretrained_teacher_model_path"]
+        if path and len(teachers) == 1 and isinstance(teachers[0], dict):
+            teachers[0].setdefault("pretrained_teacher_model_path", path)
+    for teacher in teachers:
+        if isinstance(teacher, dict) and isinstance(teacher.get("backbone"), dict):
+            teacher.setdefault("model", {}).setdefault("backbone", teacher.pop("backbone"))
+
+
+def _policy(tree: dict[str, Any]) -> None:
+    """Drop TAO's defaults of other policies' parameters: its specs give those of all."""
+    optim = tree.get("train", {}).get("optim") if isinstance(tree.get("train"), dict) else None
+    params = optim.get("policy_params") if isinstance(optim, dict) else None
+    if isinstance(optim, dict) and isinstance(params, dict):
+        own = _POLICY_PARAMS.get(str(optim.get("policy", "linear")), ())
+        optim["policy_params"] = {
+            name: value for name, value in params.items() if name in own or _POLICY_DEFAULTS.get(name) != value
+        }
+
+
+def _matching(tree: Any, pattern: str, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each field of ``tree`` that ``pattern`` names."""
+    name, _, rest = pattern.partition(".")
+    for key in [key for key in tree if fnmatch.fnmatchcase(str(key), name)] if isinstance(tree, dict) else ():
+        at = f"{path}.{key}" if path else str(key)
+        if rest:
+            yield from _matching(tree[key], rest, at)
+        else:
+            yield at, tree[key]
+
+
+def _take(tree: Any, path: str) -> Any:
+    *sections, name = path.split(".")
+    for section in sections:
+        tree = tree.get(section) if isinstance(tree, dict) else None
+    return tree.pop(name, None) if isinstance(tree, dict) else None
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree.setdefault(name, value)
+
+
+def _drop_if(tree: dict[str, Any], path: str, values: tuple[Any, ...]) -> None:
+    for at, value in list(_matching(tree, path)):
+        if value in values:
+            _take(tree, at)
+
+
+def _drop_empty(tree: dict[str, Any], path: str) -> None:
+    """Remove the section ``path``, and sections in it, that hold nothing any more."""
+    for at, section in list(_matching(tree, path)):
+        for name, inner in list(section.items()) if isinstance(section, dict) else ():
+            if inner == {}:
+                section.pop(name)
+        if section == {}:
+            _take(tree, at)

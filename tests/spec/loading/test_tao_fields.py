@@ -1,0 +1,91 @@
+"""Every field of TAO's radio specs is acted on, translated, or named with the reason why it has no effect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from radioplat.errors import SpecError
+from radioplat.spec.loading.load import load_spec
+
+LEAVES = json.loads(Path(__file__).with_name("tao_radio_leaves.json").read_text())  # TAO 7.0.1's fields and defaults
+GIVEN = {  # TAO's form of a teacher, and what JSON cannot hold or TAO requires
+    "distill.teacher": {"backbone": {"type": "resnet_34"}},
+    "dataset.augmentation.multi_scales": [{224: 0.1}, {256: 0.2}, {288: 0.3}, {320: 0.4}],
+    "gen_trt_engine.tensorrt.calibration.cal_image_dir": ["images"],
+}
+
+
+def tree_of(leaves: dict) -> dict:
+    tree: dict = {}
+    for path, value in leaves.items():
+        *sections, name = path.split(".")
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return tree
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_each_field_of_taos_is_taken(path):
+    """At TAO's default; a required one with a value."""
+    value = GIVEN.get(path, "x" if LEAVES[path] == "???" else LEAVES[path])
+    load_spec(tree_of({path: value}))
+
+
+def test_all_fields_together():
+    given = {path: GIVEN.get(path, "x" if value == "???" else value) for path, value in LEAVES.items()}
+    spec = load_spec({"compat": "tao", **tree_of({**given, "distill.pretrained_teacher_model_path": "a.pth"})})
+    (teacher,) = spec.distill.teacher
+    assert teacher.model.backbone.type == "resnet_34" and teacher.pretrained_teacher_model_path == "a.pth"
+    assert spec.results_dir == "results" and spec.wandb.entity is None and spec.evaluate.batch_size is None
+    assert spec.train.optim.policy_params == {} and spec.dataset.val_dataset.images_dir is None
+    assert {"model_name", "dataset.root_dir", "inference", "export.on_cpu"} <= spec.without_effect.keys()
+    assert all(spec.without_effect.values())
+
+
+def test_a_spec_of_classification_pyt():
+    """The fields of its shipped distill.yaml that radio's specs lack."""
+    head = {"custom_args": None, "loss": {"type": "CrossEntropyLoss", "label_smooth_val": 0.0}, "topk": [1, 5]}
+    teacher = {"backbone": {"type": "resnet_34", "freeze_backbone": True}}
+    spec = load_spec(
+        {
+            "compat": "tao",
+            "model": {"backbone": {"type": "resnet_18"}, "head": head},
+            "dataset": {"dataset": "CLDataset", "shuffle": True, "train_nolabel": {"folder_path": "x"}},
+            "distill": {"loss_type": "balanced", "teacher": teacher, "pretrained_teacher_model_path": "a.pth"},
+        }
+    )
+    distill = spec.distill
+    assert distill.loss_scale == 100 and not distill.target_norm.both_sides and distill.teacher[0].model.backbone.type
+    assert distill.target_norm.type.value == "tao_phi_s" and "model.head.topk" in spec.without_effect
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("dataset.augmentation.use_continuous_rotation", True),
+        ("dataset.augmentation.perspective_distortion", {"scale": 0.5}),
+        ("model.head.loss.label_smooth_val", 0.1),
+    ],
+)
+def test_a_field_that_would_change_the_result_is_refused(path, value):
+    with pytest.raises(SpecError, match="not available here") as caught:
+        load_spec(tree_of({path: value}))
+    assert [problem.where for problem in caught.value.problems] == [path]
+
+
+def test_a_field_of_a_later_tao_is_unknown():
+    with pytest.raises(SpecError, match="unknown field"):
+        load_spec({"train": {"later_field": 1}})
+
+
+def test_parameters_of_the_policy_itself_are_kept():
+    params = {"step_size": 30, "gamma": 0.1, "milestones": [10, 20]}
+    found = load_spec({"train": {"optim": {"policy": "multistep", "policy_params": params}}}).train.optim
+    assert found.policy_params == {"gamma": 0.1, "milestones": [10, 20]}
+    cosine = {"policy": "cosine", "policy_params": {**params, "min_lr": 1e-6}}
+    assert load_spec({"train": {"optim": cosine}}).train.optim.policy_params == {"min_lr": 1e-6}
