@@ -173,6 +173,18 @@ def quickstart(args: argparse.Namespace) -> None:
     run(args.overrides)
 
 
+def migrate_tao(args: argparse.Namespace) -> None:
+    """Copy a spec of TAO's with the line compat: tao, with which it trains TAO's objective."""
+    from pathlib import Path
+
+    from radioplat.tasks.migrate.migrate_tao import migrate_tao as run
+
+    migrated = run(Path(args.file), Path(args.out) if args.out else None)
+    terminal.say(f"{migrated.path}: compat: tao; see what it sets with radioplat plan -e {migrated.path}")
+    for path, reason in migrated.without_effect.items():
+        terminal.say(f"{path} has no effect here: {reason}")
+
+
 def weights_inspect(args: argparse.Namespace) -> None:
     """Print the layout of checkpoint files and the backbone types they fit; for several, if they can be an ensemble."""
     from radioplat.cli.show_weights import show, show_ensemble

@@ -85,6 +85,11 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", nargs="?", help="default: the same path with the ending .safetensors")
 
 
+def _migrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="SPEC", help="a spec of TAO's, a YAML file")
+    parser.add_argument("out", nargs="?", help="the new file; default: SPEC with _radioplat at the end of its name")
+
+
 def _address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, else the one on this machine")
 
@@ -125,6 +130,7 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
             "convert": Command(commands.weights_convert, _convert),
         },
     ),
+    "migrate": ("Make a spec of another program ours.", {"tao": Command(commands.migrate_tao, _migrate)}),
     "teachers": (
         "Check teachers, and run teacher pools apart from a run.",
         {

@@ -1,0 +1,1 @@
+"""Make specs of other programs ours."""
