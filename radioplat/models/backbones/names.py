@@ -50,8 +50,11 @@ _TAO = [
 
 # TAO's spelling -> timm's, tried in order.
 _RENAMES: list[tuple[str, str]] = [
-    (r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2(_swiglu)?", r"vit_\1_patch14_\2dinov2"),
-    (r"resnet_(\d+)", r"resnet\1"),
+    (r"vit_(small|base|large|giant)_patch14_(reg4_)?dinov2", r"vit_\1_patch14_\2dinov2"),
+    (r"vit_giant_patch14_(reg4_)?dinov2_swiglu", r"vit_giant_patch14_\1dinov2"),  # timm's giant has SwiGLU
+    (r"vit_(base|large)_patch16", r"vit_\1_patch16_224"),
+    (r"vit_huge_patch14", "vit_huge_patch14_224"),
+    (r"resnet_(\d+d?)", r"resnet\1"),
     (r"gc_vit_(xxtiny|xtiny|tiny|small|base)", r"gcvit_\1"),
     (r"swin_(tiny|small)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
     (r"swin_(base|large)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
@@ -62,6 +65,19 @@ _RENAMES: list[tuple[str, str]] = [
 ]
 # Names of models that timm lacks, and the module that registers them with timm when it is imported.
 _EXTENSIONS: list[tuple[str, str]] = [(r"fan_.*", "radioplat.models.backbones.fan.fan")]
+
+
+# TAO's names that build nothing here: the reason, and the nearest that do.
+_UNAVAILABLE: list[tuple[str, str, str]] = [
+    (r"faster_vit_.*", "FasterViT is in neither timm nor transformers", "fastvit_sa24, nextvit_small"),
+    (r"fan_(\w+_p16_224.*|xlarge.*|swin.*)", "only FAN's hybrids up to large are built", "fan_small_12_p4_hybrid"),
+    (r"gc_vit_(large|large_384|base_384)", "timm has GC ViT up to base, at 224 pixels", "gc_vit_base"),
+    (r"edgenext_\w+_bn_hs", "timm lacks EdgeNeXt with BatchNorm and hard swish", "edgenext_small"),
+    (r"efficientvit_l0", "timm has EfficientViT from l1 on", "efficientvit_l1"),
+    (r"c_radio_p\d_.*", "these early releases of C-RADIO are not built", "c_radio_v2_vit_huge_patch16"),
+    (r"mit_b\d", "SegFormer's encoder is not built", "pvt_v2_b0 ... b5"),
+    (r"vit_(small|base|large)_\w+_swiglu.*", "timm has DINOv2 with SwiGLU as giant only", "vit_large_patch14_dinov2"),
+]
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,9 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
                 return Architecture(False, target, kwargs)
     if timm.is_model(name.split(".")[0]):
         return Architecture(False, name.split(".")[0], kwargs)
+    for pattern, reason, others in _UNAVAILABLE:
+        if re.fullmatch(pattern, name):
+            raise SpecError(f"{name!r} is not available: {reason}", where=where, hint=f"Nearest available: {others}.")
     near = difflib.get_close_matches(name, [*_TAO, *timm.list_models()], n=5, cutoff=0.4)
     raise SpecError(
         f"no backbone is called {name!r}",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import timm
 
@@ -17,6 +20,8 @@ from radioplat.models.backbones.names import VIT_SIZES, resolve
         ("vit_small_patch14_dinov2", "vit_small_patch14_dinov2"),
         ("vit_giant_patch14_reg4_dinov2_swiglu", "vit_giant_patch14_reg4_dinov2"),
         ("resnet_50", "resnet50"),
+        ("resnet_101d", "resnet101d"),
+        ("vit_base_patch16", "vit_base_patch16_224"),
         ("gc_vit_xxtiny", "gcvit_xxtiny"),
         ("swin_base_224", "swin_base_patch4_window7_224"),
         ("swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
@@ -34,6 +39,19 @@ def test_timm_counterpart(tao, ours):
     found = resolve(tao, {"a": 1})
     assert (found.radio, found.name, found.kwargs) == (False, ours, {"a": 1})
     assert timm.is_model(found.name)
+
+
+@pytest.mark.parametrize("name", Path(__file__).with_name("tao_names.txt").read_text().split())
+def test_each_name_of_taos_builds_or_has_a_reason(name):
+    try:
+        found = resolve(name)
+    except SpecError as error:
+        (problem,) = error.problems
+        assert "is not available: " in problem.message
+        nearest = re.search(r"Nearest available: (\w+)", problem.hint)[1]
+        assert timm.is_model(resolve(nearest).name) or resolve(nearest).radio
+    else:
+        assert found.radio or timm.is_model(found.name)
 
 
 @pytest.mark.parametrize(
