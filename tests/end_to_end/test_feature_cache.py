@@ -43,8 +43,8 @@ def test_a_second_trial_makes_no_pass(make_spec, distil, passes, tmp_path):
     alone = dict(passes)
     assert alone == {"lite0": 48, "vit": 48}
     first = distil(make_spec(tmp_path / "first"), *STILL, cache)
-    # Eight of the 24 places of the second epoch show an image again: the last six are a micro-batch, which is not paid
-    # for twice unless it was asked for before the first answers had been kept.
+    # Eight of the 24 places of the second epoch show an image again: the last six are three micro-batches, each of which
+    # is not paid for twice unless it was asked for before the first answers had been kept.
     paid = {name: count - alone[name] for name, count in passes.items()}
     passes.clear()
     second = distil(make_spec(tmp_path / "second"), *STILL, cache)
@@ -54,7 +54,7 @@ def test_a_second_trial_makes_no_pass(make_spec, distil, passes, tmp_path):
     for name in ("lite0", "vit"):
         assert hits(second, name) == [1.0] * 8
         paying, free = first.result.teacher_costs.teachers[name], second.result.teacher_costs.teachers[name]
-        assert (paying.images, free.images, free.cached) == (48, 48, 48) and paying.cached in (0, 6)
+        assert (paying.images, free.images, free.cached) == (48, 48, 48) and paying.cached in (0, 2, 4, 6)
         assert paying.seconds > 0 == free.seconds and paying.bytes == free.bytes > 0 == free.busy
         assert paid[name] == 48 - paying.cached == round(48 - 6 * sum(hits(first, name)))
     # A trial, not a rerun: the student learns otherwise, in other micro-batches.
