@@ -43,8 +43,8 @@ def test_a_second_trial_makes_no_pass(make_spec, distil, passes, tmp_path):
     alone = dict(passes)
     assert alone == {"lite0": 48, "vit": 48}
     first = distil(make_spec(tmp_path / "first"), *STILL, cache)
-    # Eight of the 24 places of the second epoch show an image again: the last six are three micro-batches, each of which
-    # is not paid for twice unless it was asked for before the first answers had been kept.
+    # Eight of the 24 places of the second epoch show an image again: the last six are three micro-batches. None of them
+    # is paid for twice unless it was asked for before the first answers had been kept.
     paid = {name: count - alone[name] for name, count in passes.items()}
     passes.clear()
     second = distil(make_spec(tmp_path / "second"), *STILL, cache)
