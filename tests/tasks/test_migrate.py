@@ -29,6 +29,7 @@ def test_a_copy_with_one_more_line(tmp_path, capfd):
         (f"compat: tao\n{TEXT[TEXT.index('model') :]}", "new.yaml", "already"),
         (TEXT, "there.yaml", "exists"),
         ("trian: {}", "new.yaml", "unknown field"),
+        ("{model_name: radio}", "new.yaml", "Add compat: tao"),
     ],
 )
 def test_nothing_is_written_otherwise(text, name, words, tmp_path, capfd):

@@ -11,12 +11,14 @@ from radioplat.design.partitions import Partitions
 from radioplat.design.student import build_on_meta
 from radioplat.design.views import run_views
 from radioplat.launch.preflight.preflight import Preflight
+from radioplat.losses.registry import criterion
 from radioplat.losses.target_transforms.hadamard import has_hadamard
 from radioplat.spec.loading.load import changed_fields
 from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
 from radioplat.spec.resolved.image_sizes import stages_of
 from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
 from radioplat.spec.schema.distill import AverageView, Scheme, Source, TargetNormFit, TargetNormType
+from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Compat
 from radioplat.teachers.base.teacher import spec_mismatches
 from radioplat.training.targets.transforms import normed
@@ -89,11 +91,14 @@ def losses(preflight: Preflight) -> None:
         for term in teacher.terms:
             weight = "" if term.weight == 1 else f" times {term.weight:g}"
             norm = teacher.norms.get(term.kind)
+            if norm and criterion(term, 1, distill).raw:
+                norm = None
             sides = "of both sides" if term.kind in teacher.raw_kinds else "of its targets"
             parts.append(f"{term.kind} by {term.loss.value}{weight}" + (f" after {norm.value} {sides}" if norm else ""))
         lines.append(f"{teacher.name}: {', '.join(parts)}; all times {teacher.loss_lambda:g}")
     if lines:
-        divided = f"; divided by {len(taught)} teachers" if distill.mean_over_teachers and len(taught) > 1 else ""
+        count = len(preflight.spec.distill.teacher)
+        divided = f"; divided by {count} teachers" if distill.mean_over_teachers and count > 1 else ""
         scaled = "" if distill.loss_scale == 1 else f"; times {distill.loss_scale:g}"
         preflight.facts["losses"] = f"{'; '.join(lines)}{divided}{scaled}"
 
@@ -102,7 +107,8 @@ def compat(preflight: Preflight) -> None:
     """Propose ``compat: tao`` for a spec that looks like TAO's, with what it would change."""
     changed = changed_fields(preflight.spec)
     signs = tao_signs(changed)
-    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher:
+    detects = preflight.spec.model.task is ModelTask.detection
+    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher or detects:
         return
     fields = ", ".join(tao_differences(changed))
     preflight.warnings.append(

@@ -58,7 +58,7 @@ class TimmBackbone(nn.Module):
         # A plain ViT needs a multiple of the patch size; CNNs and hierarchical models pad.
         self.needs_multiple = hasattr(self.model, "patch_embed") and hasattr(self.model, "blocks")
         self.classifier_prefix: tuple[str, ...] = _classifier(self.model)
-        self.channels_last = False  # memory format of the images and of what convolutions make of them
+        self.channels_last = False  # on a CPU, the memory format of the images and of what convolutions make of them
 
     @property
     def gains_from_channels_last(self) -> bool:
@@ -92,7 +92,7 @@ class TimmBackbone(nn.Module):
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
         """Compute summary ``[B, D]``, spatial ``[B, h, w, D]`` and, if wanted, ``logits [B, C]`` of normalised ``[B, 3,
         H, W]``."""
-        if self.channels_last:
+        if self.channels_last and images.device.type == "cpu":  # on a GPU it was not measured
             images = images.contiguous(memory_format=torch.channels_last)
         raw = self.model.forward_features(images)
         summary = self.model.forward_head(raw, pre_logits=True) if "summary" in wanted else None

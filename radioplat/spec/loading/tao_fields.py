@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radioplat.errors import Problem
+from radioplat.spec.loading.plain_tree import get, put, take
 
 # Path of a field, in which * stands for one name: why it has no effect here.
 NO_EFFECT = {
@@ -22,6 +23,7 @@ NO_EFFECT = {
     "dataset.train_nolabel": "images without labels are a source of dataset.train_dataset",
     "dataset.knn_num_classes": "classes are counted in the images",
     "dataset.augmentation.patch_size": "a view is a multiple of each model's own patch",
+    "dataset.augmentation.random_rotate.angle_range": "angles are those of angle_list",
     "train.optim.monitor_name": "no schedule watches a metric; train.keep_best has its own score",
     "train.tensorboard.infrequent_logging_frequency": "pictures are drawn at the end of a run",
     "evaluate.gpu_ids": "the cluster chooses devices",
@@ -39,8 +41,7 @@ NO_EFFECT = {
     "model.head.loss.type": "labels are compared by cross-entropy",
 }
 # Path: the values that change nothing, and what TAO does with others.
-ONLY: dict[str, tuple[tuple[Any, ...] | None, str]] = {
-    "dataset.augmentation.random_rotate.angle_range": (None, "continuous rotation"),
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "dataset.augmentation.use_continuous_rotation": ((False,), "continuous rotation"),
     "dataset.augmentation.perspective_distortion": (({}, None), "perspective distortion"),
     "model.head.loss.label_smooth_val": ((0, 0.0), "label smoothing"),
@@ -56,6 +57,7 @@ _UNSET = {
     "dataset.*.native_resolution_filter": (None,),
     "dataset.*.data_weight_mode": ("none",),
 }
+_WEIGHTS = "pretrained_teacher_model_path"
 _POLICY_PARAMS = {"step": ("step_size", "gamma"), "multistep": ("milestones", "gamma")}
 _POLICY_DEFAULTS = {"step_size": 30, "gamma": 0.1, "milestones": [10, 20]}
 
@@ -68,22 +70,21 @@ def accept_tao_fields(tree: dict[str, Any]) -> list[Problem]:
     """
     _move_teacher(tree)
     for old, new in _MOVED.items():
-        if (value := _take(tree, old)) not in (None, ""):
-            _put(tree, new, value)
+        _move(tree, old, new)
     for path, values in _UNSET.items():
         _drop_if(tree, path, values)
     _policy(tree)
     problems = []
     for path, (allowed, feature) in ONLY.items():
         for at, value in list(_matching(tree, path)):
-            _take(tree, at)
-            if allowed is not None and value not in allowed:
+            take(tree, at)
+            if value not in allowed:
                 problems.append(Problem(f"{feature} is not available here", at, "Leave it out."))
     noted = tree.get("without_effect")
     notes = dict(noted) if isinstance(noted, dict) else {}
     for pattern, reason in NO_EFFECT.items():
         for at, _ in list(_matching(tree, pattern)):
-            _take(tree, at)
+            take(tree, at)
             notes[at] = reason
     _drop_empty(tree, "model.head")
     if notes:
@@ -98,20 +99,31 @@ def _move_teacher(tree: dict[str, Any]) -> None:
         return
     given = distill.get("teacher")
     teachers = given if isinstance(given, list) else []
-    if (path := distill.get("pretrained_teacher_model_path")) is not None:
-        del distill["pretrained_teacher_model_path"]
-        if path and len(teachers) == 1 and isinstance(teachers[0], dict):
-            teachers[0].setdefault("pretrained_teacher_model_path", path)
+    if len(teachers) == 1 and isinstance(teachers[0], dict):
+        tree["_teacher"] = teachers[0]  # a path to it, for the move
+        _move(tree, f"distill.{_WEIGHTS}", f"_teacher.{_WEIGHTS}")
+        del tree["_teacher"]
+    elif distill.get(_WEIGHTS) == "":
+        del distill[_WEIGHTS]
     for teacher in teachers:
         if isinstance(teacher, dict) and isinstance(teacher.get("backbone"), dict):
             teacher.setdefault("model", {}).setdefault("backbone", teacher.pop("backbone"))
 
 
+def _move(tree: dict[str, Any], old: str, new: str) -> None:
+    """Move a field; one whose new place has another value stays, and is refused as unknown."""
+    if (value := get(tree, old)) in (None, ""):
+        take(tree, old)
+    elif get(tree, new) in (None, "", value):
+        take(tree, new)
+        put(tree, new, take(tree, old))
+
+
 def _policy(tree: dict[str, Any]) -> None:
     """Drop TAO's defaults of other policies' parameters: its specs give those of all."""
-    optim = tree.get("train", {}).get("optim") if isinstance(tree.get("train"), dict) else None
-    params = optim.get("policy_params") if isinstance(optim, dict) else None
-    if isinstance(optim, dict) and isinstance(params, dict):
+    optim = get(tree, "train.optim")
+    params = get(optim, "policy_params")
+    if isinstance(params, dict):
         own = _POLICY_PARAMS.get(str(optim.get("policy", "linear")), ())
         optim["policy_params"] = {
             name: value for name, value in params.items() if name in own or _POLICY_DEFAULTS.get(name) != value
@@ -129,24 +141,10 @@ def _matching(tree: Any, pattern: str, path: str = "") -> Iterator[tuple[str, An
             yield at, tree[key]
 
 
-def _take(tree: Any, path: str) -> Any:
-    *sections, name = path.split(".")
-    for section in sections:
-        tree = tree.get(section) if isinstance(tree, dict) else None
-    return tree.pop(name, None) if isinstance(tree, dict) else None
-
-
-def _put(tree: dict[str, Any], path: str, value: Any) -> None:
-    *sections, name = path.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-    tree.setdefault(name, value)
-
-
 def _drop_if(tree: dict[str, Any], path: str, values: tuple[Any, ...]) -> None:
     for at, value in list(_matching(tree, path)):
         if value in values:
-            _take(tree, at)
+            take(tree, at)
 
 
 def _drop_empty(tree: dict[str, Any], path: str) -> None:
@@ -156,4 +154,4 @@ def _drop_empty(tree: dict[str, Any], path: str) -> None:
             if inner == {}:
                 section.pop(name)
         if section == {}:
-            _take(tree, at)
+            take(tree, at)

@@ -10,6 +10,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from radioplat.spec.loading.plain_tree import get, put
+
 TAO = "tao"
 _MAPS = ("spatial", "combo")
 _MODES = {"KL": "logits", "CE": "logits", "BALANCED": "spatial", "MSE": "spatial"}  # of mode auto; others: summary
@@ -35,34 +37,34 @@ _OF_MAPS = {"type": "tao_phi_s", "fit": "with_step", "both_sides": True}  # of d
 
 
 def accept_tao_objective(tree: dict[str, Any]) -> None:
-    """Set unset fields of a plain spec with ``compat: tao``, in place."""
-    if tree.get("compat") != TAO or not _is_whole(tree):
+    """Set unset fields of a plain spec with ``compat: tao``, in place; none of a detector's spec."""
+    if tree.get("compat") != TAO or not _is_whole(tree) or tree["model"].get("task") == "detection":
         return
     classification = any(path.startswith(_OF_CLASSIFICATION) for path in tree.get("without_effect") or ())
     for path, value in {**_DEFAULTS, **(_CLASSIFICATION if classification else {})}.items():
-        _set(tree, path, value)
+        put(tree, path, value)
     if classification and tree["dataset"].get("num_classes"):
-        _set(tree, "distill.label_form", "tao")
+        put(tree, "distill.label_form", "tao")
     backbone = tree["model"].get("backbone")
     if isinstance(backbone, dict) and "radio" in str(backbone.get("type")):
-        _set(backbone, "position_dropout", 0.1)
+        put(backbone, "position_dropout", 0.1)
     distill = tree["distill"]
     teachers = [teacher for teacher in distill.get("teacher") or () if isinstance(teacher, dict)]
     modes = [_mode(teacher, distill) for teacher in teachers]
     if any(mode in _MAPS for mode in modes):
         for name, value in _OF_MAPS.items():
-            _set(tree, f"distill.target_norm.{name}", value)
+            put(tree, f"distill.target_norm.{name}", value)
     for teacher, mode in zip(teachers, modes, strict=True):
         if mode == "combo":
-            _set(teacher, "summary_loss_type", "CE")
-            _set(teacher, "spatial_loss_type", "mse")
+            put(teacher, "summary_loss_type", "CE")
+            put(teacher, "spatial_loss_type", "mse")
         if mode in ("summary", "combo"):
-            _set(teacher, "summary_norm_type", "layer_norm" if mode == "summary" else "none")
+            put(teacher, "summary_norm_type", "layer_norm" if mode == "summary" else "none")
 
 
 def tao_signs(changed: dict[str, Any]) -> list[str]:
     """Return the fields among ``changed`` that TAO's specs have, and ours rarely."""
-    return [*(changed.get("without_effect") or ()), *(path for path in _SIGNS if _get(changed, path) is not None)]
+    return [*(changed.get("without_effect") or ()), *(path for path in _SIGNS if get(changed, path) is not None)]
 
 
 def tao_differences(changed: dict[str, Any]) -> list[str]:
@@ -85,12 +87,6 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _get(tree: Any, path: str) -> Any:
-    for name in path.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
 def _is_whole(tree: dict[str, Any]) -> bool:
     """Return False if a section is no mapping, which is reported later."""
     sections = [tree.setdefault(name, {}) for name in ("distill", "model", "train", "dataset")]
@@ -102,14 +98,3 @@ def _mode(teacher: dict[str, Any], distill: dict[str, Any]) -> str:
     mode = teacher.get("mode") or distill.get("mode") or "auto"
     loss = teacher.get("loss_type") or distill["loss_type"]
     return _MODES.get(loss, "summary") if mode == "auto" else str(mode)
-
-
-def _set(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Set a field that is absent or None."""
-    *sections, name = path.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            return
-    if tree.get(name) is None:
-        tree[name] = value

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from radioplat.errors import SpecError
 from radioplat.spec.loading.load import changed_fields, load_spec
 from radioplat.spec.loading.tao_objective import TAO
-from radioplat.spec.schema.root import Compat, Spec
 
 LINE = f"compat: {TAO}\n"
 
@@ -38,7 +39,12 @@ def migrate_tao(source: Path, out: Path | None = None) -> Migrated:
         raise SpecError(f"{path} exists", where=str(path), hint="Name another file, or remove it.")
     lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
     first = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith(("#", "---", "%"))), 0)
-    path.write_text("".join([*lines[:first], LINE, *lines[first:]]), encoding="utf-8")
-    migrated: Spec = load_spec(path)
-    assert migrated.compat is Compat.tao
+    text = "".join([*lines[:first], LINE, *lines[first:]])
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError:
+        hint = "Add compat: tao to it yourself."
+        raise SpecError("a line cannot be put before the first field of this file", str(source), hint) from None
+    migrated = load_spec(tree)
+    path.write_text(text, encoding="utf-8")
     return Migrated(path, dict(migrated.without_effect))
