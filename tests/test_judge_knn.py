@@ -165,6 +165,24 @@ def test_the_command_compares_and_ends_with_json(tmp_path, capsys):
     assert (same["difference"], same["lower"], same["upper"]) == (0, 0, 0) and same["not_worse"] and not same["better"]
 
 
+def test_answers_are_judged_like_the_embeddings_that_they_are_of(tmp_path, capsys):
+    a, b = saved(tmp_path / "a.npz", flat_task(1.0)), saved(tmp_path / "b.npz", flat_task(3.0))
+    kept = tmp_path / "kept" / "a.npz"
+    assert knn.main([str(a), "--answers", str(kept)]) == 0
+    capsys.readouterr()
+    found = []
+    for ours in (a, kept):
+        assert knn.main([str(ours), "--against", str(b)]) == 0
+        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert {**found[0], "files": None} == {**found[1], "files": None}
+    other = saved(tmp_path / "other.npz", flat_task(1.0, each=20))
+    assert knn.main([str(kept), "--against", str(other)]) == 2
+    assert "different queries" in capsys.readouterr().err
+    np.savez(kept, **{"flat.knn.right": np.zeros((3, 2))})
+    assert knn.main([str(kept)]) == 2
+    assert "flat.knn.given is missing" in capsys.readouterr().err
+
+
 def test_a_curve_is_sorted_by_images_seen(tmp_path, capsys):
     files = [saved(tmp_path / f"step_{step:05d}.npz", flat_task(spread)) for step, spread in ((1000, 0.5), (90, 3.0))]
     assert knn.main(["--curve", "--images-per-step", "16", *map(str, files)]) == 0

@@ -17,6 +17,9 @@ difference. Intervals hold for this bank and these scenes.
 seen (``--images-per-step``). ONNX files are embedded first (``--corpora``, `benchmarks/judges/embed.py`), into an
 ``.npz`` beside them. Several files with one step are seeds.
 
+``--answers``: also write what the probes answered for the one given file (`benchmarks/judges/answers.py`).
+Such a file is judged like the embeddings themselves.
+
 The last line on stdout is one JSON object.
 """
 
@@ -30,6 +33,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.judges.answers import read_answers, write_answers
 from benchmarks.judges.embeddings import UnfitFile, read_alike
 from benchmarks.judges.probes import Hits, probes
 from benchmarks.judges.resampling import DRAWS, Interval, difference, one_side, paired_floor, unpaired_floor
@@ -50,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--corpora", type=Path, help="of --curve with ONNX files: the folder of benchmarks.teach.corpora"
     )
+    parser.add_argument("--answers", type=Path, metavar="OUT.npz", help="write the answers of the one given file")
     given = parser.parse_args(arguments)
+    if given.answers and (len(given.files) > 1 or given.against or given.curve):
+        parser.error("--answers takes one file")
     if given.draws < 100 or given.images_per_step < 1:
         parser.error("--draws must be at least 100, --images-per-step at least 1")
     if given.curve and given.against:
@@ -60,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = _curve(given.files, given.images_per_step, given.corpora, given.draws)
         else:
             result = _judge(given.files, given.against or [], given.draws)
+            if given.answers:
+                write_answers(given.answers, {name: hits[0] for name, hits in judged(given.files).items()})
     except UnfitFile as error:
         print(error, file=sys.stderr)
         return 2
@@ -74,10 +85,15 @@ def judged(files: Sequence[Path]) -> Side:
         UnfitFile: a file cannot be judged.
     """
     found: Side = {}
-    for tasks in read_alike(files):
-        for task in tasks:
-            for name, hits in probes(task):
-                found.setdefault(name, []).append(hits)
+    known = {path: answers for path in files if (answers := read_answers(path))}
+    tasks = iter(read_alike([path for path in files if path not in known]))
+    for path in files:
+        answers = known.get(path) or dict(hits for task in next(tasks) for hits in probes(task))
+        for name, hits in answers.items():
+            found.setdefault(name, []).append(hits)
+    for name, hits in found.items():
+        if len(hits) < len(files) or any(not np.array_equal(each.given, hits[0].given) for each in hits):
+            raise UnfitFile(f"{name}: the files hold answers to different queries")
     return found
 
 

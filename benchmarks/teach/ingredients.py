@@ -1,14 +1,16 @@
 """What each ingredient of the recipe is worth to a student from random weights, at a budget where it can be seen.
 
 ``python -m benchmarks.teach.ingredients [--student vit] [--seeds 1 2 3] [--only NAME ...] [--folder results/teach]
-[--minutes M]``. A ``radio_vit_tiny_patch16`` of six blocks, or with ``--student cnn`` a ``mobilenetv3_small_100``, is
-taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2 (map) on two passes over the 12,000 crops of
-`benchmarks.teach.corpora`. A variant changes one thing of ``base``, or of the variant that it names. Seeds are those
-of the weights and draws; the order and the views of the images are the same for all, so that teachers compute each view
-once. Two runs at a time, a thread each.
+[--answers DIR] [--minutes M]``. A ``radio_vit_tiny_patch16`` of six blocks, or with ``--student cnn`` a
+``mobilenetv3_small_100``, is taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2 (map) on two
+passes over the 12,000 crops of `benchmarks.teach.corpora`. A variant changes one thing of ``base``, or of the variant
+that it names. Seeds are those of the weights and draws; the order and the views of the images are the same for all, so
+that teachers compute each view once. Two runs at a time, a thread each.
 
-What ``--folder`` has is not run again, what was interrupted goes on, and ``--minutes`` starts no run after so many. The
-last line on stdout is one JSON object: for each variant that has all seeds the differences on each figure of
+``--answers`` keeps what each student answered to the judge's probes, some kilobytes a run, and a run whose answers are
+there is not run again (``--answers docs/receipts/ingredients`` goes on from those of docs/recipe.md). What was
+interrupted goes on, and ``--minutes`` starts no run after so many. The last line on stdout is one JSON object: for each
+variant, over the seeds that it and the other side have, at least two, the differences on each figure of
 `benchmarks/judges/knn.py`, paired over queries and seeds, with the p-value of its normal approximation and ``holm``:
 that, corrected for all variants of the figure (Holm 1979).
 """
@@ -120,9 +122,11 @@ def main() -> None:
     parser.add_argument("--student", choices=STUDENTS, default="vit")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="NAME")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--answers", type=Path, help="default: in --folder")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many")
     given = parser.parse_args()
     folder, deadline = given.folder.absolute(), time.monotonic() + 60 * given.minutes
+    answers = (given.answers or folder / "ingredients" / "answers").absolute() / given.student
     unfit = {name for student, names in OF_ONE_STUDENT.items() if student != given.student for name in names}
     fitting = [name for name in VARIANTS if name not in unfit]
     if wrong := unfit.intersection(given.only or ()):
@@ -136,21 +140,26 @@ def main() -> None:
     names = sorted(set(only) | {VARIANTS[name][0] for name in only}, key=list(VARIANTS).index)
     jobs = [(name, seed) for seed in given.seeds for name in names]
 
-    def run(job: tuple[str, int]) -> Path | None:
-        done = _embeddings(folder, given.student, *job).exists()
-        return _run(folder, given.student, *job) if done or time.monotonic() < deadline else None
+    def file(name: str, seed: int) -> Path:
+        return answers / f"{name}_seed_{seed}.npz"
 
-    _run(folder, given.student, *jobs[0])  # alone: it stores the teachers' features
+    def run(job: tuple[str, int]) -> None:
+        if not file(*job).exists() and time.monotonic() < deadline:
+            _run(folder, given.student, *job, file(*job))
+
+    run(jobs[0])  # alone: it stores the teachers' features
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        files = dict(zip(jobs, pool.map(run, jobs), strict=True))
+        list(pool.map(run, jobs))
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        sides = [[files[each, seed] for seed in given.seeds] for each in (name, VARIANTS[name][0])]
-        if name != BASE and all(file is not None for side in sides for file in side):
-            found[name] = {"against": VARIANTS[name][0], **compared(*sides)["differences"]}  # type: ignore[arg-type]
+        against = VARIANTS[name][0]
+        seeds = [seed for seed in given.seeds if file(name, seed).exists() and file(against, seed).exists()]
+        if name != BASE and len(seeds) >= min(2, len(given.seeds)):  # one seed does not show the noise between runs
+            sides = [[file(each, seed) for seed in seeds] for each in (name, against)]
+            found[name] = {"against": against, "seeds": seeds, **compared(*sides)["differences"]}
     correct(found)
     _show(found)
-    print(json.dumps({"student": given.student, "seeds": given.seeds, "images": STEPS * BATCH, "variants": found}))
+    print(json.dumps({"student": given.student, "images": STEPS * BATCH, "variants": found}))
 
 
 def correct(found: dict[str, dict[str, Any]]) -> None:
@@ -168,25 +177,21 @@ def correct(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _show(found: dict[str, dict[str, Any]]) -> None:
-    rows = [
-        [name, variant["against"], *(f"{variant[f]['difference']:+.3f} (p {variant[f]['holm']:.3f})" for f in FIGURES)]
-        for name, variant in found.items()
-    ]
-    terminal.show_table("differences, p corrected by Holm", ["", "against", *FIGURES], rows)
+    rows = []
+    for name, variant in found.items():
+        cells = [f"{variant[f]['difference']:+.3f} (p {variant[f]['holm']:.3f})" for f in FIGURES]
+        rows.append([name, variant["against"], str(len(variant["seeds"])), *cells])
+    terminal.show_table("differences, p corrected by Holm", ["", "against", "seeds", *FIGURES], rows)
 
 
-def _embeddings(folder: Path, student: str, name: str, seed: int) -> Path:
-    return folder / "ingredients" / student / name / f"seed_{seed}" / "embeddings.npz"
-
-
-def _run(folder: Path, student: str, name: str, seed: int) -> Path:
-    """Train one variant unless that is done; return the embeddings."""
-    target = _embeddings(folder, student, name, seed)
-    if not target.exists():
-        terminal.note(f"{name}, seed {seed}")
-        onnx = distil(target.parent, _spec(folder, student, name, seed))
-        embedded(target, folder / "corpora", onnx)
-    return target
+def _run(folder: Path, student: str, name: str, seed: int, answers: Path) -> None:
+    """Train one variant, and keep what it answers to the judge."""
+    terminal.note(f"{name}, seed {seed}")
+    home = folder / "ingredients" / student / name / f"seed_{seed}"
+    onnx = distil(home, _spec(folder, student, name, seed))
+    embeddings = embedded(home / "embeddings.npz", folder / "corpora", onnx)
+    last_line("benchmarks.judges.knn", embeddings, "--answers", answers)
+    embeddings.unlink()
 
 
 def _spec(folder: Path, student: str, name: str, seed: int) -> dict[str, Any]:
