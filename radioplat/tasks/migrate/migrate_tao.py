@@ -44,7 +44,7 @@ def migrate_tao(source: Path, out: Path | None = None) -> Migrated:
         tree = yaml.safe_load(text)
     except yaml.YAMLError:
         hint = "Add compat: tao to it yourself."
-        raise SpecError("a line cannot be put before the first field of this file", str(source), hint) from None
+        raise SpecError("no line can be put before the first field of this file", where=str(source), hint=hint) from None
     migrated = load_spec(tree)
     path.write_text(text, encoding="utf-8")
     return Migrated(path, dict(migrated.without_effect))
