@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import radioplat.errors
-
 from radioplat.errors import Problem, RadioplatError, SpecError, Stopped
 
 

@@ -43,8 +43,8 @@ def migrate_tao(source: Path, out: Path | None = None) -> Migrated:
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError:
-        hint = "Add compat: tao to it yourself."
-        raise SpecError("no line can be put before the first field of this file", where=str(source), hint=hint) from None
+        message, hint = "no line can be put before the first field of this file", "Add compat: tao to it yourself."
+        raise SpecError(message, where=str(source), hint=hint) from None
     migrated = load_spec(tree)
     path.write_text(text, encoding="utf-8")
     return Migrated(path, dict(migrated.without_effect))
