@@ -57,8 +57,8 @@ class PatchSplitting(nn.Module):
 class Radio1D(RadioViT):
     """A RADIO ViT behind a sequence of tokens.
 
-    In training a micro-batch keeps a random number of tokens, n with probability proportional to ``N - n`` for N
-    tokens, so that the first ones learn most. Otherwise ``num_tokens`` of them (None or more than N: all), which is the
+    In training a micro-batch keeps a random number of tokens, each from 1 to all with the same probability, so that the
+    first ones learn most. Otherwise ``num_tokens`` of them (None or more than N: all), which is the
     only attribute that a user sets. ``named["sequence"]`` is these tokens, ``[B, n, 2 * D]``.
 
     Args:
@@ -144,8 +144,7 @@ class Radio1D(RadioViT):
     @torch.compiler.disable  # not traced: a number of its own for each micro-batch
     def _draw(most: int) -> torch.Tensor:
         """Draw how many tokens a micro-batch keeps, 1 to ``most``; always a number of torch's CPU generator."""
-        share = 1 - torch.rand(1, device="cpu").sqrt()  # density 2 - 2 x
-        return (share * (most - 1)).round() + 1
+        return (torch.rand(1, device="cpu") * most).floor() + 1
 
 
 def _blocks(kwargs: dict[str, Any], factor: int, heads: int, depth: int) -> nn.Sequential:
