@@ -9,9 +9,9 @@ from benchmarks.teach.programs import FIGURE, TEACHERS, compared, distil, embedd
 from benchmarks.teach.scratch import BATCH, PASS, TEACHER, spec_of
 from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 
-STUDENT = {"type": "radio1d_vit_tiny_patch8", "kwargs": {"depth": 6, "decoder_depth": 4}}  # 36 tokens at 96 pixels
+STUDENT = {"type": "radio1d_vit_tiny_patch8", "kwargs": {"depth": 4, "decoder_depth": 4}}  # 36 tokens at 96 pixels
 TOKENS = (1, 4, 16, 36)
-STEPS = 2 * PASS
+STEPS = PASS
 
 
 def run(folder: Path, seeds: list[int]) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def test_training_draws_every_number_alike():
     torch.testing.assert_close(drawn[1:] / 500, torch.ones(16), atol=4 * 0.044, rtol=0)  # four standard errors
 
 
-def test_the_first_tokens_learn_most():
-    """Sixteen images are to be told apart from few tokens: the error falls with each that is kept."""
+def test_one_token_holds_less_than_two():
+    """Of 48 images whose maps are noise to be learned by heart."""
     vit = built().train()
-    images, targets = torch.rand(16, 3, 32, 32), torch.randn(16, 4, 4, 16)
+    images, targets = torch.rand(48, 3, 32, 32), torch.randn(48, 4, 4, 16)
     optimizer = torch.optim.Adam(vit.parameters(), 3e-3)
     for _ in range(150):
         optimizer.zero_grad()
@@ -61,8 +61,8 @@ def test_the_first_tokens_learn_most():
     vit.eval()
     errors = []
     for vit.num_tokens in (1, 2, 4):
-        errors.append(float((vit(images).spatial - targets).square().mean()))
-    assert errors[0] > errors[1] > errors[2] and errors[0] < 0.9, errors
+        errors.append((vit(images).spatial - targets).square().mean().item())
+    assert 0.9 > errors[0] > 1.2 * max(errors[1:]), errors
 
 
 def test_every_weight_is_taught():
