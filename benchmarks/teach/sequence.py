@@ -21,12 +21,13 @@ def run(folder: Path, seeds: list[int]) -> dict[str, Any]:
     specs = [spec_of(corpora, weights, seed, STEPS) | {"model": {"backbone": STUDENT}} for seed in seeds]
     for home, spec in zip(homes, specs, strict=True):
         distil(home, spec)
-    card = ["--head", TEACHER, "--timm", TEACHERS[TEACHER], "--weights", weights, "--mean", *MEAN, "--std", *STD]
+    card = ["--head", TEACHER, "--kind", "summary", "--mean", *MEAN, "--std", *STD]
+    card += ["--timm", TEACHERS[TEACHER], "--weights", weights, "--corpora", corpora]
     figures = {}
     for count in TOKENS:
         files = [_file(home, spec, count) for home, spec in zip(homes, specs, strict=True)]
         knn = compared([embedded(file.with_name("embeddings.npz"), corpora, file) for file in files], [])
-        fidelity = last_line("benchmarks.judges.fidelity", *files, *card, "--corpora", corpora)
+        fidelity = last_line("benchmarks.judges.fidelity", *files, *card)
         figures[count] = {FIGURE: knn["figures"][FIGURE], "fidelity": fidelity}
     return {"sequence": {"images": STEPS * BATCH, "seconds": [seconds_of(home) for home in homes], "tokens": figures}}
 
