@@ -18,6 +18,7 @@
   by hand (``vs_loop_equal_images_lower_bound``).
 - ``repeated``: images a second in a pass whose views the teacher has seen, over those of a loop without teacher
   (``repeated_pass_ratio``).
+- ``sequence``: kNN and nearness to the teacher of a radio1d_vit_* of which so many tokens are kept.
 
 Weights and ONNX files are read by `benchmarks/judges/embed.py` and judged by `benchmarks/judges/knn.py`, which import
 nothing of radioplat. What ``--folder`` has is not run again, and what was interrupted goes on. The last line on stdout
@@ -33,7 +34,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.teach import beside_lightly, beside_loop, fit, half, repeated, scratch, start
+from benchmarks.teach import beside_lightly, beside_loop, fit, half, repeated, scratch, sequence, start
 from benchmarks.teach.programs import last_line
 from radioplat.common import terminal
 
@@ -47,6 +48,7 @@ PARTS: dict[str, Callable[[Path, list[int]], dict[str, Any]]] = {
     "lightly": beside_lightly.run,
     "loop": beside_loop.run,
     "repeated": repeated.run,
+    "sequence": sequence.run,
 }
 
 

@@ -111,5 +111,5 @@ def embedded(target: Path, corpora: Path, *model: object) -> Path:
 
 
 def compared(ours: Sequence[Path], theirs: Sequence[Path]) -> dict[str, Any]:
-    """Return the judge's figures of ``ours`` and differences from ``theirs``: one file for each seed on both sides."""
-    return last_line("benchmarks.judges.knn", *ours, "--against", *theirs)
+    """Return the judge's figures of ``ours``, and differences from ``theirs`` if given: files by seed on both sides."""
+    return last_line("benchmarks.judges.knn", *ours, *(["--against", *theirs] if theirs else []))

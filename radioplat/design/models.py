@@ -19,7 +19,7 @@ from radioplat.models.heads import HeadArchitecture
 from radioplat.models.pretrained.initial_weights import known_architecture
 from radioplat.models.probe import probe
 from radioplat.models.quantized.architecture import Quantization
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.student import Student, StudentArchitecture, sequence_problems
 from radioplat.optim.parameter_groups import pattern_problems
 from radioplat.spec.checks.tasks.training_task import is_taught, training_task
 from radioplat.spec.resolved.labels import classifies
@@ -83,6 +83,7 @@ def design_models(spec: Spec, task: str) -> Models:
         stride = student.stride
         if is_taught(task) and "export" in spec.distill.then:
             problems += format_problems(student, spec.export.format, spec.export.adaptors)
+            problems += sequence_problems(architecture, "export.num_tokens") if spec.export.num_tokens else []
             for side in ("input_height", "input_width"):
                 if size := getattr(spec.export, side):
                     problems += _divides(size, student, f"export.{side}")

@@ -14,6 +14,7 @@ from radioplat.cluster.ray_cluster import uses_ray
 from radioplat.design.memory import parameter_bytes
 from radioplat.design.quantized import quantized_problems
 from radioplat.errors import PlacementError, Problem, SpecError, problems_of
+from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
@@ -138,6 +139,9 @@ def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator
     if not isinstance(student.backbone, RadioViT):
         hint = "Take a radio_vit_... or c_radio_... student, or prob: 0."
         yield Problem("only a RADIO ViT has windows", f"{where}.prob", hint)
+        return
+    if isinstance(student.backbone, Radio1D):
+        yield Problem("the blocks of a radio1d_vit_* are never windowed", f"{where}.prob", "Set it to 0.")
         return
     windows = windows_of(spec, student.backbone)
     if len(windows.global_layers) == len(student.backbone.blocks):

@@ -10,7 +10,7 @@ from radioplat.errors import Problem
 from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.evaluation.models.view_sizes import size_problems
-from radioplat.models.student.student import classes_differ
+from radioplat.models.student.student import classes_differ, sequence_problems
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.schema.root import Spec
 
@@ -23,6 +23,7 @@ def missing(spec: Spec, inputs: Inputs) -> list[Problem]:
     return [
         *_processes(spec),
         *_resolutions(spec, inputs),
+        *_tokens(spec, inputs),
         *_classes(inputs),
         *(problem for metric in requested for problem in metric.problems(spec, inputs)),
     ]
@@ -53,6 +54,11 @@ def _resolutions(spec: Spec, inputs: Inputs) -> Iterator[Problem]:
         sizes = {"dataset.val_img_size": spec.dataset.val_img_size, **sizes}
     if inputs.architecture is not None and sizes:
         yield from size_problems(inputs.architecture, sizes)
+
+
+def _tokens(spec: Spec, inputs: Inputs) -> Iterator[Problem]:
+    if spec.evaluate.num_tokens and inputs.architecture is not None:
+        yield from sequence_problems(inputs.architecture, "evaluate.num_tokens")
 
 
 def _classes(inputs: Inputs) -> Iterator[Problem]:

@@ -58,8 +58,8 @@ class Setup:
 
     @property
     def at_usual_size(self) -> dict[str, EvaluatedModel]:
-        """The models, without the student at other resolutions."""
-        return {name: model for name, model in self.models.items() if model.resolution_of is None}
+        """The models, without the student at other resolutions or with fewer tokens."""
+        return {name: model for name, model in self.models.items() if model.variant_of is None}
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,11 @@ class ResolutionAgreement(Metric):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._base = next((m.resolution_of for m in setup.models.values() if m.resolution_of is not None), None)
+        whole = {name: model for name, model in setup.models.items() if model.num_tokens is None}
+        self._base = next((m.variant_of for m in whole.values() if m.variant_of is not None), None)
         keys = [BACKBONE, *(teacher for teacher, kinds in setup.kinds.items() if "spatial" in kinds)]
         self._means = {key: TeacherMean() for key in keys} if self._base is not None else {}
-        self._names = {m.size: n for n, m in setup.models.items() if self._base in (n, m.resolution_of)}
+        self._names = {m.size: n for n, m in whole.items() if self._base in (n, m.variant_of)}
         self._meters: dict[str, AgreementMeter] = {}
 
     def learn(self, batch: EncodedBatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.features import KINDS, Features
 from radioplat.models.student.fold_target_norm import fold_heads
 from radioplat.models.student.student import Student
@@ -17,14 +18,20 @@ Encoder = Callable[[torch.Tensor], Features]  # uint8 [B, 3, H, W] -> Features, 
 _BOTH = frozenset({"summary", "spatial"})
 
 
-def student_encoder(student: Student) -> Encoder:
-    """Return the student's backbone, and classifier if any, as an encoder, in evaluation mode and its precision."""
+def student_encoder(student: Student, num_tokens: int | None = None) -> Encoder:
+    """Return the student's backbone, and classifier if any, as an encoder, in evaluation mode and its precision.
+
+    Args:
+        num_tokens: of a student with a sequence; None for all.
+    """
     student = student.eval()
     wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
     device = next(student.parameters()).device
 
     @torch.inference_mode()
     def encode(images: torch.Tensor) -> Features:
+        if isinstance(student.backbone, Radio1D):
+            student.backbone.num_tokens = num_tokens
         return student(images.to(device), wanted).map(lambda t: t.float())
 
     return encode
@@ -46,15 +53,17 @@ class EvaluatedModel:
     Attributes:
         size: side of its input in pixels.
         heads: heads for teachers, whose output is compared with them; None for a teacher.
-        resolution_of: name of the model that this is at another resolution; then only kNN, fidelity and agreement are
-            measured.
+        variant_of: name of the model that this is at another resolution, or with fewer tokens; then only kNN and
+            fidelity are measured, and agreement across resolutions.
+        num_tokens: of a student with a sequence, if not all.
         where: the spec field that names it.
     """
 
     encode: Encoder
     size: int
     heads: StudentHeads | NamedHeads | None
-    resolution_of: str | None = None
+    variant_of: str | None = None
+    num_tokens: int | None = None
     where: str = "evaluate.checkpoint"
 
     def has_head(self, teacher: str, kind: str) -> bool:

@@ -25,8 +25,8 @@ class OpenModels:
     """Evaluated models, without the teachers.
 
     Attributes:
-        models: that run on this machine, by name: the trained student, the same at other resolutions and untrained; or
-            those of ``evaluate.models``.
+        models: that run on this machine, by name: the trained student, the same at other resolutions, with fewer tokens
+            and untrained; or those of ``evaluate.models``.
         architectures: of the students among them, by their field.
         listed: all of ``evaluate.models``, with those that cannot run here; empty for a single checkpoint.
     """
@@ -53,6 +53,9 @@ def open_evaluated(spec: Spec, checkpoint: Path | None, device: str) -> OpenMode
     models = {TRAINED: EvaluatedModel(encode, size, heads)}
     for other in sorted(set(spec.evaluate.resolutions) - {size}):
         models[f"{TRAINED} at {other}"] = EvaluatedModel(encode, other, heads, TRAINED)
+    for count in sorted(set(spec.evaluate.num_tokens)):
+        encode = student_encoder(student, count)
+        models[f"{TRAINED}, {count} tokens"] = EvaluatedModel(encode, size, heads, TRAINED, num_tokens=count)
     if spec.evaluate.baseline:
         fresh = start_student(spec, student.architecture).to(device)
         models[UNTRAINED] = EvaluatedModel(student_encoder(fresh), size, StudentHeads(fresh))

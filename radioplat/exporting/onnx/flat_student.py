@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from radioplat.errors import EngineError, RadioplatError
 from radioplat.exporting.onnx.dynamic_resolution import FIELD, constant_same_padding, sides, traced_size
 from radioplat.exporting.qdq.mark import settle_scales, translations
+from radioplat.models.backbones.radio_1d import SEQUENCE
 from radioplat.models.features import Features
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import quantizers
@@ -104,8 +105,9 @@ class FlatStudent(nn.Module):
                 yield f"{prefix}summary", output.summary
             if output.spatial is not None:
                 yield f"{prefix}spatial", output.spatial
-            if not prefix and LOGITS in output.named:
-                yield LOGITS, output.named[LOGITS]
+            for name in (LOGITS, SEQUENCE) if not prefix else ():
+                if name in output.named:
+                    yield name, output.named[name]
 
 
 def trace(

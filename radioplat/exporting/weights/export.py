@@ -20,6 +20,7 @@ from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.plain_student import plain_copy
 from radioplat.exporting.weights.radio import known_adaptors, require_radio, write_radio
 from radioplat.exporting.weights.timm import TimmFile, timm_file
+from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
 from radioplat.models.student.checkpoint import load_student, save_one_file
@@ -103,6 +104,8 @@ def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str
     definition, architecture, unsupported = FORMATS[form], student.architecture, ""
     if architecture.pruned is not None or architecture.low_rank:
         unsupported = "the shapes of a pruned student or one of low rank"
+    elif isinstance(student.backbone, Radio1D):
+        unsupported = "the decoder of a radio1d_vit_*"
     elif architecture.quantized is not None:
         unsupported = "a quantized student's scales"
     if unsupported and not definition.any_student:

@@ -25,7 +25,8 @@ VIT_SIZES: dict[str, dict[str, Any]] = {
 }
 
 _RADIO = re.compile(
-    r"(?P<theirs>c_)?radio(?:_v(?P<version>\d)(?:_\d)?)?_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
+    r"(?:(?P<theirs>c_)?radio(?:_v(?P<version>\d)(?:_\d)?)?|radio(?P<sequence>1d))"
+    r"_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
     # the training size, like 224, does not change the structure
     r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?"
 )
@@ -90,6 +91,7 @@ class Architecture:
         kwargs: constructor arguments.
         class_tokens: number of class tokens in the model released under this name; a student has one for each teacher.
         summary_slots: indices of the class tokens that make its summary; empty for all.
+        sequence: whether a RADIO ViT is a :class:`~radioplat.models.backbones.radio_1d.Radio1D`.
     """
 
     radio: bool
@@ -97,6 +99,7 @@ class Architecture:
     kwargs: dict[str, Any] = field(default_factory=dict)
     class_tokens: int = 1
     summary_slots: tuple[int, ...] = ()
+    sequence: bool = False
 
 
 def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model.backbone.type") -> Architecture:
@@ -114,7 +117,7 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
         if radio["reg"]:
             implied["num_registers"] = int(radio["reg"])
         if not (radio["theirs"] or radio["version"]):
-            return Architecture(True, name, {**implied, **kwargs})
+            return Architecture(True, name, {**implied, **kwargs}, sequence=bool(radio["sequence"]))
         tokens, spoken, multiple = _TOKENS.get(radio["version"], _USUAL_TOKENS)
         implied |= _THEIRS | {"register_multiple": multiple}
         if radio["dinov2"]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from radioplat.errors import SpecError
+from radioplat.errors import Problem, SpecError
 from radioplat.models.backbones import names
+from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
@@ -142,13 +143,20 @@ def build_backbone(architecture: StudentArchitecture, where: str = "model.backbo
     registers, multiple = architecture.num_registers, architecture.register_multiple
     if registers is None and multiple is None:
         registers, multiple = named["num_registers"], named["register_multiple"]
-    return RadioViT(
+    return (Radio1D if resolved.sequence else RadioViT)(
         num_class_tokens=architecture.num_class_tokens,
         cpe_max_size=architecture.cpe_max_size or named["cpe_max_size"] or architecture.img_size,
         num_registers=registers,
         register_multiple=multiple,
         **kwargs,
     )
+
+
+def sequence_problems(architecture: StudentArchitecture, where: str) -> Iterator[Problem]:
+    """Yield a problem with the field ``where`` if the student has no sequence of tokens."""
+    if not names.resolve(architecture.type, architecture.kwargs).sequence:
+        hint = "Leave it out, or take a radio1d_vit_... student."
+        yield Problem(f"a {architecture.type} has no sequence of tokens", where, hint)
 
 
 class Student(nn.Module):

@@ -185,6 +185,8 @@ class EvaluateConfig:
     cka_rows: int = number(1024, at_least=4, also=(0,), hint="0: no CKA.")
     # (+) further image sizes in pixels: fidelity there, and agreement of the features across sizes
     resolutions: list[int] = number(list, at_least=1, at_most=65_536)
+    # (+) numbers of tokens of a radio1d_vit_*: kNN and fidelity with so many, too
+    num_tokens: list[int] = number(list, at_least=1)
     linear_probe: LinearProbeConfig = field(default_factory=LinearProbeConfig)  # (+)
     segmentation: SegmentationConfig = field(default_factory=SegmentationConfig)  # (+)
     change: ChangeConfig = field(default_factory=ChangeConfig)  # (+)

@@ -64,6 +64,7 @@ class ExportConfig:
     bundle: str | None = None
     cpu: CpuQuantization | None = None  # (+) dynamic | static: also write an INT8 file for onnxruntime on CPUs
     cpu_target: CpuTarget | None = None  # (+) for static: x86_vnni | x86 | arm; default: x86_vnni
+    num_tokens: int | None = number(None, at_least=1)  # (+) tokens of a radio1d_vit_* that the file keeps; default: all
     format: ExportFormat = ExportFormat.onnx  # (+)
     output: str | None = None  # (+) output path of formats other than onnx; default: in results_dir/export
     use_ema: bool | None = None  # (+) as evaluate.use_ema

@@ -12,6 +12,7 @@ from radioplat.exporting.onnx.export import OnnxReport, export_onnx
 from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float
+from radioplat.models.student.student import sequence_problems
 from radioplat.models.vision_model import open_model
 from radioplat.spec.checks.tasks.export import detector_export_problems, export_problems
 from radioplat.spec.loading.load import to_yaml
@@ -50,6 +51,10 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
     model: Any = open_model(
         find_checkpoint(spec, config.checkpoint, "export.checkpoint"), "export.checkpoint", config.use_ema
     )
+    if config.num_tokens:
+        if problems := list(sequence_problems(model.architecture.student, "export.num_tokens")):
+            raise SpecError(*problems)
+        model.backbone.num_tokens = config.num_tokens
     height, width = config.input_height, config.input_width
     if model.model_kind is ModelKind.detector:
         side = spec.dataset.img_size

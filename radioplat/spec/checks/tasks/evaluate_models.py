@@ -17,8 +17,8 @@ def model_problems(spec: Spec) -> Iterator[Problem]:
     config, path = spec.evaluate, "evaluate.models"
     if not config.models:
         return
-    for name, given in (("checkpoint", config.checkpoint), ("resolutions", config.resolutions)):
-        if given:
+    for name in ("checkpoint", "resolutions", "num_tokens"):
+        if getattr(config, name):
             hint = "Make it an entry of evaluate.models." if name == "checkpoint" else "Evaluate one checkpoint for it."
             yield Problem("it has no effect together with evaluate.models", f"evaluate.{name}", hint)
     names: list[str] = []
