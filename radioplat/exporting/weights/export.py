@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from radioplat.errors import EngineError, Problem
 from radioplat.exporting.onnx.publish import open_partial_folder
 from radioplat.exporting.weights.hf import write_hf
+from radioplat.exporting.weights.hf_native import native_problems, write_hf_native
 from radioplat.exporting.weights.plain_student import plain_copy
-from radioplat.exporting.weights.radio import known_adaptors, require_radio, write_radio
+from radioplat.exporting.weights.radio import adaptor_problems, known_adaptors, require_radio, write_radio
 from radioplat.exporting.weights.timm import TimmFile, timm_file
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
@@ -36,7 +38,7 @@ class WeightsReport:
     """Result of an export.
 
     Attributes:
-        path: the file, or the folder of ``hf``.
+        path: the file, or the folder of ``hf`` and ``hf_native``.
         format: see :class:`~radioplat.spec.schema.export.ExportFormat`.
         adaptors: heads in it, by teacher's name.
         bytes: size on disk.
@@ -60,7 +62,8 @@ def export_weights(
     """Write ``student`` in ``form``, after comparing the file's features with the student's.
 
     Args:
-        path: a file, or for ``hf`` a folder; replaced if it exists, a folder only if empty or an earlier export.
+        path: a file, or for ``hf`` and ``hf_native`` a folder; replaced if it exists, a folder only if empty or an
+            earlier export.
         height, width: pixels of the images of the comparison, and of the positions for ``timm``.
         adaptors: heads, by teacher's name; default: all (see ``export.adaptors``).
 
@@ -114,9 +117,8 @@ def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str
     except EngineError as error:
         return error.problems
     if len(adaptors) > definition.most_adaptors:
-        message = "timm's models have no adaptors, and one class token"
-        return [Problem(message, "export.adaptors", "Name one or none.")]
-    return []
+        return [Problem(definition.why_no_more, "export.adaptors", "Name fewer or none.")]
+    return definition.problems(student, adaptors)
 
 
 Encode = Callable[[torch.Tensor], Features]
@@ -133,6 +135,11 @@ def _hf(student: Student, target: Path, path: Path, size: tuple[int, int], adapt
     written = write_hf(student, target, adaptors)
     line = f"transformers.AutoModel.from_pretrained({str(path)!r}, trust_" + "remote_code=True)"
     return _read_radio(target), written.adaptors, line, written.notes
+
+
+def _hf_native(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
+    notes = write_hf_native(student, target)
+    return _read_radio(target), [], f"transformers.AutoModel.from_pretrained({str(path)!r})", notes
 
 
 def _timm(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
@@ -171,6 +178,8 @@ class WeightsFormat:
         any_student: also pruned, low-rank and quantized students.
         radio_only: only RADIO ViTs.
         most_adaptors: limit of named heads.
+        why_no_more: the reason for it.
+        problems: further reasons why the format does not support a student and the named heads.
     """
 
     file_name: str
@@ -180,16 +189,43 @@ class WeightsFormat:
     any_student: bool = False
     radio_only: bool = False
     most_adaptors: float = math.inf
+    why_no_more: str = ""
+    problems: Callable[[Student, Sequence[str]], list[Problem]] = lambda student, adaptors: []
 
 
 FORMATS = {
     ExportFormat.radio: WeightsFormat(
-        "student_radio.pth", _radio, "torch.hub.load('NVlabs/RADIO', ...) reads it", radio_only=True
+        "student_radio.pth",
+        _radio,
+        "torch.hub.load('NVlabs/RADIO', ...) reads it",
+        radio_only=True,
+        problems=adaptor_problems,
     ),
     ExportFormat.hf: WeightsFormat(
-        "student_hf", _hf, "transformers.AutoModel reads it", is_folder=True, radio_only=True
+        "student_hf",
+        _hf,
+        "transformers.AutoModel reads it, with the code in the folder",
+        is_folder=True,
+        radio_only=True,
+        problems=partial(adaptor_problems, own_code=True),
     ),
-    ExportFormat.timm: WeightsFormat("student_timm.safetensors", _timm, "timm.create_model reads it", most_adaptors=1),
+    ExportFormat.hf_native: WeightsFormat(
+        "student_hf_native",
+        _hf_native,
+        "transformers.AutoModel reads it",
+        is_folder=True,
+        radio_only=True,
+        most_adaptors=0,
+        why_no_more="transformers' RadioModel has no adaptors",
+        problems=lambda student, adaptors: native_problems(student),
+    ),
+    ExportFormat.timm: WeightsFormat(
+        "student_timm.safetensors",
+        _timm,
+        "timm.create_model reads it",
+        most_adaptors=1,
+        why_no_more="timm's models have no adaptors, and one class token",
+    ),
     ExportFormat.safetensors: WeightsFormat("student.safetensors", _safetensors, "one file", any_student=True),
 }
 
@@ -253,7 +289,7 @@ def _partial_folder(path: Path, is_folder: bool) -> Path:
         EngineError: ``path`` must not be replaced, or its folder cannot be written.
     """
     if is_folder and path.is_file():
-        raise EngineError("this is a file, and format hf writes a folder", where=str(path))
+        raise EngineError("this is a file, and this format writes a folder", where=str(path))
     if is_folder and path.is_dir() and any(path.iterdir()) and not (path / "config.json").is_file():
         raise EngineError("this folder is not an earlier export", where=str(path), hint="Use another name.")
     return open_partial_folder(path, allow_folder=is_folder)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.errors import EngineError
+from radioplat.errors import EngineError, Problem
 from radioplat.exporting.weights.plain_student import folded, has_mlp, is_linear, plain_copy, upsampling, zero_head
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
@@ -131,26 +131,42 @@ def known_adaptors(adaptors: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(adaptors or known))
 
 
+def adaptor_problems(student: Student, adaptors: Sequence[str], own_code: bool = False) -> list[Problem]:
+    """Return why heads in ``adaptors`` cannot be in the format; the student may be on the meta device.
+
+    Args:
+        own_code: as for :func:`radio_file`.
+    """
+    reasons = {name: _unsupported(student.heads[name], name, own_code) for name in adaptors if name in student.heads}
+    return [
+        Problem(f"head {name!r} cannot be in this format: {reason}", "export.adaptors", "Leave it out.")
+        for name, reason in reasons.items()
+        if reason
+    ]
+
+
 def _supported_heads(student: Student, adaptors: Sequence[str], own_code: bool) -> tuple[list[str], list[str]]:
     """Return the supported heads, and notes on others; refuse an unsupported one in ``adaptors``."""
+    if problems := adaptor_problems(student, adaptors, own_code):
+        raise EngineError(*problems)
     chosen, notes = [], []
     for name in known_adaptors(adaptors, student.head_names):
-        head, reason = student.heads[name], ""
-        if name.isdigit():
-            reason = "RADIO interprets a number as a position in its list"
-        elif any(is_linear(head, kind) for kind in ("summary", "spatial")):
-            reason = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
-        elif not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
-            reason = "it has neither summary nor map"
-        elif isinstance(head.spatial, AttentionHead) and not own_code:
-            reason = _unsupported_attention(head)
-        if reason and adaptors:
-            raise EngineError(f"head {name!r} cannot be in this format: {reason}", where="export.adaptors")
-        if reason:
+        if reason := _unsupported(student.heads[name], name, own_code):
             notes.append(f"head {name} is left out: {reason}")
         else:
             chosen.append(name)
     return chosen, notes
+
+
+def _unsupported(head: TeacherHead, name: str, own_code: bool) -> str:
+    """Return the reason why the format does not support a head; empty if it does."""
+    if name.isdigit():
+        return "RADIO interprets a number as a position in its list"
+    if any(is_linear(head, kind) for kind in ("summary", "spatial")):
+        return "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
+    if not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
+        return "it has neither summary nor map"
+    return "" if own_code or not isinstance(head.spatial, AttentionHead) else _unsupported_attention(head)
 
 
 def _unsupported_attention(head: TeacherHead) -> str:

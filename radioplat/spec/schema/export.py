@@ -28,7 +28,8 @@ class ExportFormat(str, Enum):
 
     onnx = "onnx"
     radio = "radio"  # NVlabs/RADIO's .pth
-    hf = "hf"  # a folder for transformers.AutoModel
+    hf = "hf"  # a folder for transformers.AutoModel, with its own code
+    hf_native = "hf_native"  # a folder for the RadioModel that transformers itself has: the backbone only
     timm = "timm"  # the backbone with timm's parameter names
     safetensors = "safetensors"  # one file
 

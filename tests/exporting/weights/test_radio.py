@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from radioplat.errors import EngineError
+from radioplat.exporting.weights.export import format_problems
 from radioplat.exporting.weights.radio import radio_file, write_radio
 from radioplat.models.heads import HeadArchitecture
+from radioplat.models.student.student import Student
 from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.spec.schema.export import ExportFormat
 from radioplat.teachers.adapters.radio import RadioTeacher
 
 LAYOUT = json.loads((Path(__file__).parent / "radio_layout.json").read_text())
@@ -223,6 +226,11 @@ def test_an_attention_head_that_their_loader_cannot_build_is_left_out(changes, w
     assert not any(".dino." in k for k in found.state_dict)
     with pytest.raises(EngineError, match=why):
         radio_file(student, ["dino"])
+    planned = Student(student.architecture).to("meta")
+    assert format_problems(planned, ExportFormat.radio, []) == []
+    (problem,) = format_problems(planned, ExportFormat.radio, ["clip", "dino"])
+    assert problem.where == "export.adaptors" and why in problem.message
+    assert format_problems(planned, ExportFormat.hf, ["dino"]) == []
 
 
 def test_reparametrized_weights_are_made_plain(radio_student):
