@@ -20,7 +20,13 @@ from radioplat.exporting.onnx.publish import open_partial_folder
 from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.hf_native import native_problems, write_hf_native
 from radioplat.exporting.weights.plain_student import plain_copy
-from radioplat.exporting.weights.radio import adaptor_problems, known_adaptors, require_radio, write_radio
+from radioplat.exporting.weights.radio import (
+    adaptor_problems,
+    known_adaptors,
+    require_radio,
+    type_problems,
+    write_radio,
+)
 from radioplat.exporting.weights.timm import TimmFile, timm_file
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
@@ -28,7 +34,7 @@ from radioplat.models.student.checkpoint import load_student, save_one_file
 from radioplat.models.student.student import Student
 from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import load_into
-from radioplat.spec.schema.export import ExportFormat
+from radioplat.spec.schema.export import AdaptorTypes, ExportFormat
 
 TOLERANCE = 1e-4  # of features from the file, in fp32, relative to the largest value
 
@@ -56,23 +62,45 @@ class WeightsReport:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The parts of a student to write.
+
+    Attributes:
+        height, width: pixels of the images of the comparison, and of the positions for ``timm``.
+        adaptors: heads, by teacher's name; empty: all (see ``export.adaptors``).
+        types: of the adaptors of a RADIO file.
+    """
+
+    height: int
+    width: int
+    adaptors: Sequence[str] = ()
+    types: AdaptorTypes = AdaptorTypes.generic
+
+
 def export_weights(
-    student: Student, form: ExportFormat, path: str | Path, *, height: int, width: int, adaptors: Sequence[str] = ()
+    student: Student,
+    form: ExportFormat,
+    path: str | Path,
+    *,
+    height: int,
+    width: int,
+    adaptors: Sequence[str] = (),
+    types: AdaptorTypes = AdaptorTypes.generic,
 ) -> WeightsReport:
     """Write ``student`` in ``form``, after comparing the file's features with the student's.
 
     Args:
         path: a file, or for ``hf`` and ``hf_native`` a folder; replaced if it exists, a folder only if empty or an
             earlier export.
-        height, width: pixels of the images of the comparison, and of the positions for ``timm``.
-        adaptors: heads, by teacher's name; default: all (see ``export.adaptors``).
+        height, width, adaptors, types: see :class:`Wanted`.
 
     Raises:
         EngineError: the format does not support the student or a head, the path cannot be written, or the file does
             not give the student's features.
     """
-    path = Path(path)
-    if problems := format_problems(student, form, adaptors):
+    path, wanted = Path(path), Wanted(height, width, adaptors, types)
+    if problems := format_problems(student, form, adaptors, types):
         raise EngineError(*problems)
     if student.backbone.needs_multiple and (height % student.stride or width % student.stride):
         raise EngineError(
@@ -85,7 +113,7 @@ def export_weights(
         target = partial / path.name
         if definition.is_folder:
             target.mkdir()
-        backbone, chosen, load, notes = definition.write(student, target, path, (height, width), adaptors)
+        backbone, chosen, load, notes = definition.write(student, target, path, wanted)
         difference = _difference(student, backbone, height, width)
         files = [file for file in (target.rglob("*") if target.is_dir() else [target]) if file.is_file()]
         size = sum(file.stat().st_size for file in files)
@@ -99,7 +127,9 @@ def export_weights(
     return WeightsReport(path, form, chosen, size, difference, load, notes)
 
 
-def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str]) -> list[Problem]:
+def format_problems(
+    student: Student, form: ExportFormat, adaptors: Sequence[str], types: AdaptorTypes = AdaptorTypes.generic
+) -> list[Problem]:
     """Return the reasons why ``student``, which may be on the meta device, cannot be exported in ``form``."""
     if form is ExportFormat.onnx:
         return []
@@ -118,32 +148,32 @@ def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str
         return error.problems
     if len(adaptors) > definition.most_adaptors:
         return [Problem(definition.why_no_more, "export.adaptors", "Name fewer or none.")]
-    return definition.problems(student, adaptors)
+    return definition.problems(student, adaptors) + type_problems(student, adaptors, types)
 
 
 Encode = Callable[[torch.Tensor], Features]
 Written = tuple[Encode, list[str], str, list[str]]
 
 
-def _radio(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    written = write_radio(student, target, adaptors)
+def _radio(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    written = write_radio(student, target, wanted.adaptors, wanted.types)
     line = f"torch.hub.load('NVlabs/RADIO', 'radio_model', version={str(path)!r}, adaptor_names={written.adaptors!r})"
     return _read_radio(target), written.adaptors, line, written.notes
 
 
-def _hf(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    written = write_hf(student, target, adaptors)
+def _hf(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    written = write_hf(student, target, wanted.adaptors)
     line = f"transformers.AutoModel.from_pretrained({str(path)!r}, trust_" + "remote_code=True)"
     return _read_radio(target), written.adaptors, line, written.notes
 
 
-def _hf_native(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
+def _hf_native(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
     notes = write_hf_native(student, target)
     return _read_radio(target), [], f"transformers.AutoModel.from_pretrained({str(path)!r})", notes
 
 
-def _timm(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    content = timm_file(student, *size, adaptors)
+def _timm(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    content = timm_file(student, wanted.height, wanted.width, wanted.adaptors)
     metadata = {"architecture": content.name, "kwargs": json.dumps(content.kwargs), "format": "pt"}
     metadata |= {"mean": json.dumps(content.mean), "std": json.dumps(content.std)}
     save_file({k: v.contiguous() for k, v in content.tensors.items()}, target, metadata)
@@ -151,8 +181,8 @@ def _timm(student: Student, target: Path, path: Path, size: tuple[int, int], ada
     return _read_timm(target, content, student), [], line, content.notes
 
 
-def _safetensors(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    chosen = known_adaptors(adaptors, student.head_names)
+def _safetensors(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    chosen = known_adaptors(wanted.adaptors, student.head_names)
     heads = tuple(head for head in student.architecture.heads if head.name in chosen)
     # The summary has the class tokens of the teachers that have heads.
     complete = len(heads) == len(student.architecture.heads)
@@ -171,7 +201,7 @@ class WeightsFormat:
 
     Attributes:
         file_name: default name in the task's folder.
-        write: ``write(student, target, final path, (height, width), adaptors)`` writes ``target``; returns a function
+        write: ``write(student, target, final path, wanted)`` writes ``target``; returns a function
             that computes the file's features, the heads in it, a line of Python that opens it, and notes.
         reader: what reads it, for ``plan``.
         is_folder: ``target`` is a folder.
@@ -183,7 +213,7 @@ class WeightsFormat:
     """
 
     file_name: str
-    write: Callable[[Student, Path, Path, tuple[int, int], Sequence[str]], Written]
+    write: Callable[[Student, Path, Path, Wanted], Written]
     reader: str
     is_folder: bool = False
     any_student: bool = False
