@@ -82,8 +82,9 @@ def design_models(spec: Spec, task: str) -> Models:
         problems += pattern_problems(student, spec.train.optim)
         stride = student.stride
         if is_taught(task) and "export" in spec.distill.then:
-            problems += format_problems(student, spec.export.format, spec.export.adaptors)
-            problems += sequence_problems(architecture, "export.num_tokens") if spec.export.num_tokens else []
+            config = spec.export
+            problems += format_problems(student, config.format, config.adaptors, config.adaptor_types)
+            problems += sequence_problems(architecture, "export.num_tokens") if config.num_tokens else []
             for side in ("input_height", "input_width"):
                 if size := getattr(spec.export, side):
                     problems += _divides(size, student, f"export.{side}")
@@ -229,6 +230,7 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int, own_classifier
         summary_norm=FORMS[teacher.summary_norm],
         spatial_norm=FORMS[teacher.spatial_norm],
         raw_kinds=teacher.raw_kinds,
+        text_tower=info.native.text_tower if "summary" in wanted and not teacher.ensemble else "",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from timm.models.vision_transformer import Block
@@ -73,6 +73,7 @@ class HeadArchitecture:
         upsample: how many times finer than the student's map the head's is, by pixel shuffle.
         summary_norm, spatial_norm: form of the target normalization: scalar, channels, matrix or layer.
         raw_kinds: kinds whose layers compute raw features, which are transformed for the losses as the targets are.
+        text_tower: OpenCLIP's ``name:tag`` of the text tower whose space the summary is in; empty: none or unknown.
     """
 
     name: str
@@ -89,6 +90,7 @@ class HeadArchitecture:
     summary_norm: str = SCALAR
     spatial_norm: str = SCALAR
     raw_kinds: tuple[str, ...] = ()
+    text_tower: str = field(default="", compare=False)  # changes no layer
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bindings", tuple((n, int(a), int(b)) for n, a, b in self.bindings))  # JSON has lists

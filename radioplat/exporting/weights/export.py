@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +18,15 @@ from safetensors.torch import load_file, save_file
 from radioplat.errors import EngineError, Problem
 from radioplat.exporting.onnx.publish import open_partial_folder
 from radioplat.exporting.weights.hf import write_hf
+from radioplat.exporting.weights.hf_native import native_problems, write_hf_native
 from radioplat.exporting.weights.plain_student import plain_copy
-from radioplat.exporting.weights.radio import known_adaptors, require_radio, write_radio
+from radioplat.exporting.weights.radio import (
+    adaptor_problems,
+    known_adaptors,
+    require_radio,
+    type_problems,
+    write_radio,
+)
 from radioplat.exporting.weights.timm import TimmFile, timm_file
 from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
@@ -27,7 +35,7 @@ from radioplat.models.student.checkpoint import load_student, save_one_file
 from radioplat.models.student.student import Student
 from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import load_into
-from radioplat.spec.schema.export import ExportFormat
+from radioplat.spec.schema.export import AdaptorTypes, ExportFormat
 
 TOLERANCE = 1e-4  # of features from the file, in fp32, relative to the largest value
 
@@ -37,7 +45,7 @@ class WeightsReport:
     """Result of an export.
 
     Attributes:
-        path: the file, or the folder of ``hf``.
+        path: the file, or the folder of ``hf`` and ``hf_native``.
         format: see :class:`~radioplat.spec.schema.export.ExportFormat`.
         adaptors: heads in it, by teacher's name.
         bytes: size on disk.
@@ -55,22 +63,45 @@ class WeightsReport:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The parts of a student to write.
+
+    Attributes:
+        height, width: pixels of the images of the comparison, and of the positions for ``timm``.
+        adaptors: heads, by teacher's name; empty: all (see ``export.adaptors``).
+        types: of the adaptors of a RADIO file.
+    """
+
+    height: int
+    width: int
+    adaptors: Sequence[str] = ()
+    types: AdaptorTypes = AdaptorTypes.generic
+
+
 def export_weights(
-    student: Student, form: ExportFormat, path: str | Path, *, height: int, width: int, adaptors: Sequence[str] = ()
+    student: Student,
+    form: ExportFormat,
+    path: str | Path,
+    *,
+    height: int,
+    width: int,
+    adaptors: Sequence[str] = (),
+    types: AdaptorTypes = AdaptorTypes.generic,
 ) -> WeightsReport:
     """Write ``student`` in ``form``, after comparing the file's features with the student's.
 
     Args:
-        path: a file, or for ``hf`` a folder; replaced if it exists, a folder only if empty or an earlier export.
-        height, width: pixels of the images of the comparison, and of the positions for ``timm``.
-        adaptors: heads, by teacher's name; default: all (see ``export.adaptors``).
+        path: a file, or for ``hf`` and ``hf_native`` a folder; replaced if it exists, a folder only if empty or an
+            earlier export.
+        height, width, adaptors, types: see :class:`Wanted`.
 
     Raises:
         EngineError: the format does not support the student or a head, the path cannot be written, or the file does
             not give the student's features.
     """
-    path = Path(path)
-    if problems := format_problems(student, form, adaptors):
+    path, wanted = Path(path), Wanted(height, width, adaptors, types)
+    if problems := format_problems(student, form, adaptors, types):
         raise EngineError(*problems)
     if student.backbone.needs_multiple and (height % student.stride or width % student.stride):
         raise EngineError(
@@ -83,7 +114,7 @@ def export_weights(
         target = partial / path.name
         if definition.is_folder:
             target.mkdir()
-        backbone, chosen, load, notes = definition.write(student, target, path, (height, width), adaptors)
+        backbone, chosen, load, notes = definition.write(student, target, path, wanted)
         difference = _difference(student, backbone, height, width)
         files = [file for file in (target.rglob("*") if target.is_dir() else [target]) if file.is_file()]
         size = sum(file.stat().st_size for file in files)
@@ -97,7 +128,9 @@ def export_weights(
     return WeightsReport(path, form, chosen, size, difference, load, notes)
 
 
-def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str]) -> list[Problem]:
+def format_problems(
+    student: Student, form: ExportFormat, adaptors: Sequence[str], types: AdaptorTypes = AdaptorTypes.generic
+) -> list[Problem]:
     """Return the reasons why ``student``, which may be on the meta device, cannot be exported in ``form``."""
     if form is ExportFormat.onnx:
         return []
@@ -117,29 +150,33 @@ def format_problems(student: Student, form: ExportFormat, adaptors: Sequence[str
     except EngineError as error:
         return error.problems
     if len(adaptors) > definition.most_adaptors:
-        message = "timm's models have no adaptors, and one class token"
-        return [Problem(message, "export.adaptors", "Name one or none.")]
-    return []
+        return [Problem(definition.why_no_more, "export.adaptors", "Name fewer or none.")]
+    return definition.problems(student, adaptors) + type_problems(student, adaptors, types)
 
 
 Encode = Callable[[torch.Tensor], Features]
 Written = tuple[Encode, list[str], str, list[str]]
 
 
-def _radio(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    written = write_radio(student, target, adaptors)
+def _radio(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    written = write_radio(student, target, wanted.adaptors, wanted.types)
     line = f"torch.hub.load('NVlabs/RADIO', 'radio_model', version={str(path)!r}, adaptor_names={written.adaptors!r})"
     return _read_radio(target), written.adaptors, line, written.notes
 
 
-def _hf(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    written = write_hf(student, target, adaptors)
+def _hf(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    written = write_hf(student, target, wanted.adaptors)
     line = f"transformers.AutoModel.from_pretrained({str(path)!r}, trust_" + "remote_code=True)"
     return _read_radio(target), written.adaptors, line, written.notes
 
 
-def _timm(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    content = timm_file(student, *size, adaptors)
+def _hf_native(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    notes = write_hf_native(student, target)
+    return _read_radio(target), [], f"transformers.AutoModel.from_pretrained({str(path)!r})", notes
+
+
+def _timm(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    content = timm_file(student, wanted.height, wanted.width, wanted.adaptors)
     metadata = {"architecture": content.name, "kwargs": json.dumps(content.kwargs), "format": "pt"}
     metadata |= {"mean": json.dumps(content.mean), "std": json.dumps(content.std)}
     save_file({k: v.contiguous() for k, v in content.tensors.items()}, target, metadata)
@@ -147,8 +184,8 @@ def _timm(student: Student, target: Path, path: Path, size: tuple[int, int], ada
     return _read_timm(target, content, student), [], line, content.notes
 
 
-def _safetensors(student: Student, target: Path, path: Path, size: tuple[int, int], adaptors: Sequence[str]) -> Written:
-    chosen = known_adaptors(adaptors, student.head_names)
+def _safetensors(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
+    chosen = known_adaptors(wanted.adaptors, student.head_names)
     heads = tuple(head for head in student.architecture.heads if head.name in chosen)
     # The summary has the class tokens of the teachers that have heads.
     complete = len(heads) == len(student.architecture.heads)
@@ -167,32 +204,61 @@ class WeightsFormat:
 
     Attributes:
         file_name: default name in the task's folder.
-        write: ``write(student, target, final path, (height, width), adaptors)`` writes ``target``; returns a function
+        write: ``write(student, target, final path, wanted)`` writes ``target``; returns a function
             that computes the file's features, the heads in it, a line of Python that opens it, and notes.
         reader: what reads it, for ``plan``.
         is_folder: ``target`` is a folder.
         any_student: also pruned, low-rank and quantized students.
         radio_only: only RADIO ViTs.
         most_adaptors: limit of named heads.
+        why_no_more: the reason for it.
+        problems: further reasons why the format does not support a student and the named heads.
     """
 
     file_name: str
-    write: Callable[[Student, Path, Path, tuple[int, int], Sequence[str]], Written]
+    write: Callable[[Student, Path, Path, Wanted], Written]
     reader: str
     is_folder: bool = False
     any_student: bool = False
     radio_only: bool = False
     most_adaptors: float = math.inf
+    why_no_more: str = ""
+    problems: Callable[[Student, Sequence[str]], list[Problem]] = lambda student, adaptors: []
 
 
 FORMATS = {
     ExportFormat.radio: WeightsFormat(
-        "student_radio.pth", _radio, "torch.hub.load('NVlabs/RADIO', ...) reads it", radio_only=True
+        "student_radio.pth",
+        _radio,
+        "torch.hub.load('NVlabs/RADIO', ...) reads it",
+        radio_only=True,
+        problems=adaptor_problems,
     ),
     ExportFormat.hf: WeightsFormat(
-        "student_hf", _hf, "transformers.AutoModel reads it", is_folder=True, radio_only=True
+        "student_hf",
+        _hf,
+        "transformers.AutoModel reads it, with the code in the folder",
+        is_folder=True,
+        radio_only=True,
+        problems=partial(adaptor_problems, own_code=True),
     ),
-    ExportFormat.timm: WeightsFormat("student_timm.safetensors", _timm, "timm.create_model reads it", most_adaptors=1),
+    ExportFormat.hf_native: WeightsFormat(
+        "student_hf_native",
+        _hf_native,
+        "transformers.AutoModel reads it",
+        is_folder=True,
+        radio_only=True,
+        most_adaptors=0,
+        why_no_more="transformers' RadioModel has no adaptors",
+        problems=lambda student, adaptors: native_problems(student),
+    ),
+    ExportFormat.timm: WeightsFormat(
+        "student_timm.safetensors",
+        _timm,
+        "timm.create_model reads it",
+        most_adaptors=1,
+        why_no_more="timm's models have no adaptors, and one class token",
+    ),
     ExportFormat.safetensors: WeightsFormat("student.safetensors", _safetensors, "one file", any_student=True),
 }
 
@@ -256,7 +322,7 @@ def _partial_folder(path: Path, is_folder: bool) -> Path:
         EngineError: ``path`` must not be replaced, or its folder cannot be written.
     """
     if is_folder and path.is_file():
-        raise EngineError("this is a file, and format hf writes a folder", where=str(path))
+        raise EngineError("this is a file, and this format writes a folder", where=str(path))
     if is_folder and path.is_dir() and any(path.iterdir()) and not (path / "config.json").is_file():
         raise EngineError("this folder is not an earlier export", where=str(path), hint="Use another name.")
     return open_partial_folder(path, allow_folder=is_folder)

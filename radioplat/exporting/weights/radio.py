@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.errors import EngineError
+from radioplat.errors import EngineError, Problem
 from radioplat.exporting.weights.plain_student import folded, has_mlp, is_linear, plain_copy, upsampling, zero_head
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.heads import AttentionHead, TeacherHead
 from radioplat.models.student.student import Student
+from radioplat.spec.schema.export import AdaptorTypes
 
 # timm's architectures with a class token, by width; all arguments are written as well.
 TIMM_NAMES = {
@@ -49,6 +50,10 @@ FRONT_ARGUMENTS = (
 )
 
 
+# Text towers for which NVlabs has a class of its own; it reads the others by OpenCLIP's names.
+_OTHER_TYPES = {"ViT-gopt-16-SigLIP2-384:webli": {"type": "siglip2", "model": "siglip2-g-384"}}
+
+
 @dataclass(frozen=True)
 class RadioFile:
     """Content of the ``.pth``.
@@ -66,18 +71,40 @@ class RadioFile:
     notes: list[str] = field(default_factory=list)
 
 
-def write_radio(student: Student, path: Path, adaptors: Sequence[str] = ()) -> RadioFile:
+def write_radio(
+    student: Student, path: Path, adaptors: Sequence[str] = (), types: AdaptorTypes = AdaptorTypes.generic
+) -> RadioFile:
     """Write ``student`` as a ``.pth`` for ``hubconf.radio_model(version=path, adaptor_names=[...])``.
 
     Args:
         adaptors: heads to write; default: all that the format supports.
+        types: of the adaptors.
 
     Raises:
         EngineError: the format does not support this student, or a head in ``adaptors``.
     """
     content = radio_file(student, adaptors)
+    if types is AdaptorTypes.own:
+        _give_own_types(student, content)
     torch.save({"state_dict": content.state_dict, "args": argparse.Namespace(**content.args)}, path)
     return content
+
+
+def _give_own_types(student: Student, content: RadioFile) -> None:
+    """Give the adaptors whose text tower is known the type and the names with which NVlabs' loader builds it."""
+    for entry in content.args["teachers"]:
+        if entry["name"] not in content.adaptors:
+            continue
+        if tower := student.heads[entry["name"]].architecture.text_tower:
+            model, _, tag = tower.partition(":")
+            theirs = {"type": "open_clip", "model": model, "pretrained": tag}
+            entry |= _OTHER_TYPES.get(tower, theirs)
+            package = "transformers" if tower in _OTHER_TYPES else "open_clip"
+            content.notes.append(
+                f"{entry['name']}: RADIO's loader needs {package} for the text tower {tower}, and downloads that tower"
+            )
+        else:
+            content.notes.append(f"{entry['name']} stays generic: no text tower is known for its teacher")
 
 
 def radio_file(student: Student, adaptors: Sequence[str] = (), own_code: bool = False) -> RadioFile:
@@ -131,26 +158,52 @@ def known_adaptors(adaptors: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(adaptors or known))
 
 
+def adaptor_problems(student: Student, adaptors: Sequence[str], own_code: bool = False) -> list[Problem]:
+    """Return why heads in ``adaptors`` cannot be in the format; the student may be on the meta device.
+
+    Args:
+        own_code: as for :func:`radio_file`.
+    """
+    reasons = {name: _unsupported(student.heads[name], name, own_code) for name in adaptors if name in student.heads}
+    return [
+        Problem(f"head {name!r} cannot be in this format: {reason}", "export.adaptors", "Leave it out.")
+        for name, reason in reasons.items()
+        if reason
+    ]
+
+
+def type_problems(student: Student, adaptors: Sequence[str], types: AdaptorTypes) -> list[Problem]:
+    """Return why no adaptor can have a type of its own, if ``types`` asks for that."""
+    names = [name for name in adaptors or student.head_names if name in student.heads]
+    if types is AdaptorTypes.generic or any(student.heads[name].architecture.text_tower for name in names):
+        return []
+    hint = "A CLIP or SigLIP teacher with a summary says it by its type: timm's name with the tag of the weights."
+    message = f"no text tower is known for the heads of {', '.join(names) or 'this student'}"
+    return [Problem(message, "export.adaptor_types", hint)]
+
+
 def _supported_heads(student: Student, adaptors: Sequence[str], own_code: bool) -> tuple[list[str], list[str]]:
     """Return the supported heads, and notes on others; refuse an unsupported one in ``adaptors``."""
+    if problems := adaptor_problems(student, adaptors, own_code):
+        raise EngineError(*problems)
     chosen, notes = [], []
     for name in known_adaptors(adaptors, student.head_names):
-        head, reason = student.heads[name], ""
-        if name.isdigit():
-            reason = "RADIO interprets a number as a position in its list"
-        elif any(is_linear(head, kind) for kind in ("summary", "spatial")):
-            reason = "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
-        elif not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
-            reason = "it has neither summary nor map"
-        elif isinstance(head.spatial, AttentionHead) and not own_code:
-            reason = _unsupported_attention(head)
-        if reason and adaptors:
-            raise EngineError(f"head {name!r} cannot be in this format: {reason}", where="export.adaptors")
-        if reason:
+        if reason := _unsupported(student.heads[name], name, own_code):
             notes.append(f"head {name} is left out: {reason}")
         else:
             chosen.append(name)
     return chosen, notes
+
+
+def _unsupported(head: TeacherHead, name: str, own_code: bool) -> str:
+    """Return the reason why the format does not support a head; empty if it does."""
+    if name.isdigit():
+        return "RADIO interprets a number as a position in its list"
+    if any(is_linear(head, kind) for kind in ("summary", "spatial")):
+        return "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
+    if not any(has_mlp(head, kind) for kind in ("summary", "spatial")):
+        return "it has neither summary nor map"
+    return "" if own_code or not isinstance(head.spatial, AttentionHead) else _unsupported_attention(head)
 
 
 def _unsupported_attention(head: TeacherHead) -> str:

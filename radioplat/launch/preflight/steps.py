@@ -22,6 +22,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.start, readiness.teacher_weights),
     (Level.plan, teaching.losses),
     (Level.plan, teaching.targets),
+    (Level.plan, teaching.left_out_heads),
     (Level.start, readiness.target_statistics),
     (Level.start, readiness.student_weights),
     (Level.start, readiness.step_hooks),

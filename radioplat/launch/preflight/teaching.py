@@ -10,6 +10,7 @@ from radioplat.design.models import Models, target_widths
 from radioplat.design.partitions import Partitions
 from radioplat.design.student import build_on_meta
 from radioplat.design.views import run_views
+from radioplat.exporting.weights.export import FORMATS
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.losses.registry import criterion
 from radioplat.losses.target_transforms.hadamard import has_hadamard
@@ -53,6 +54,17 @@ def stages(preflight: Preflight) -> None:
         rate = f"lr {optim.rate if stage.lr is None else stage.lr:g}"
         fact = f"steps {stage.first} to {stage.stop}, {size}, {rate} ({optim.policy.value}), taught by {who}"
         preflight.facts[f"stage {stage.index + 1}"] = fact
+
+
+def left_out_heads(preflight: Preflight) -> None:
+    """Warn of heads that ``export`` after the run leaves out because its format does not support them."""
+    spec, models = preflight.spec, preflight.models
+    form = FORMATS.get(spec.export.format)
+    if models is None or not models.teachers or form is None or "export" not in spec.distill.then:
+        return
+    student = build_on_meta(models.architecture)
+    for problem in form.problems(student, () if spec.export.adaptors else student.head_names):
+        preflight.warnings.append(f"export.format={spec.export.format.value}: {problem.message}; it is left out")
 
 
 def targets(preflight: Preflight) -> None:

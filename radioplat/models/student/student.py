@@ -91,7 +91,11 @@ class StudentArchitecture:
 
     def to_json(self) -> str:
         """Return JSON text; :meth:`from_json` is the inverse."""
-        return json.dumps(asdict(self), sort_keys=True)
+        raw = asdict(self)
+        for head in raw["heads"]:
+            if not head["text_tower"]:
+                del head["text_tower"]  # as in files from before this field
+        return json.dumps(raw, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> StudentArchitecture:

@@ -40,6 +40,7 @@ _WITHOUT_EFFECT = (
     *("img_size", "dynamic_img_size", "dynamic_img_pad", "reg_tokens", "class_token", "no_embed_class", "pos_embed"),
     *("pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "weight_init", "fix_init", "final_norm"),
 )
+_LAYER_SCALE = re.compile(r"\.layer_scale([12])\.lambda1")  # as transformers' RadioModel names it
 _FRONT = ("patch_generator.embedder.weight", "patch_generator.pos_embed", "patch_generator.cls_token.token")
 _ANOTHER = "Its features cannot be computed here: take another checkpoint."
 _SPECTRAL_FLOOR = 0.05  # RADIO's alpha: the norm of a weight is softplus(scale) plus this
@@ -151,8 +152,7 @@ def split_radio(contents: Contents, path: str, where: str = "", num_heads: int |
     args, groups = contents.args, _sort(fold_spectral(contents.tensors))
     _require_form(args, path, where)
     groups["dropped"] += [k for k in groups["backbone"] if k in _REPLACED]
-    # HF's spelling of gamma
-    backbone = {k.replace(".grandma", ".gamma"): v for k, v in groups["backbone"].items() if k not in _REPLACED}
+    backbone = {_with_gamma(k): v for k, v in groups["backbone"].items() if k not in _REPLACED}
     teachers = args.get("teachers") or []
     class_tokens, slots = _tokens(args, teachers, groups["other"].get("summary_idxs"))
     names = [t.get("name") for t in teachers]
@@ -184,12 +184,36 @@ def split_radio(contents: Contents, path: str, where: str = "", num_heads: int |
 
 def _config_args(config: Path, where: str) -> dict[str, Any] | None:
     try:
-        args = json.loads(config.read_text()).get("args")
+        raw = json.loads(config.read_text())
+        args = raw.get("args")
     except (ValueError, AttributeError) as error:
         raise WeightsError(f"{config} is not a whole Hugging Face config: {error}", where=where) from None
+    if args is None and is_native(raw):
+        return _native_args(raw, str(config), where)
     if args is not None and not isinstance(args, dict):
         raise WeightsError(f"{config}: args must be a mapping, not {type(args).__name__}", where=where)
     return args
+
+
+def is_native(config: dict[str, Any]) -> bool:
+    """Return whether ``config`` is that of transformers' own class ``RadioModel``."""
+    return config.get("model_type") == "radio" and "num_cls_tokens" in config
+
+
+def _native_args(config: dict[str, Any], path: str, where: str) -> dict[str, Any]:
+    """Return NVlabs' arguments for the config of transformers' ``RadioModel`` (5.23), whose ViT has one form.
+
+    Raises:
+        WeightsError: a setting with which our ViT would compute other features.
+    """
+    expected = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "use_swiglu_ffn": False, "layerscale_value": 1.0}
+    expected |= {"video_temporal_patch_size": None, "num_channels": 3}
+    if unlike := [f"{k}={config[k]!r}" for k, value in expected.items() if config.get(k, value) != value]:
+        message = f"{path}: a RadioModel with {', '.join(unlike)} is not known here"
+        raise WeightsError(message, where=where, hint=_ANOTHER)
+    slots = config.get("summary_idxs") or [0, 1]
+    teachers = [{"name": f"class_token_{i}", "use_summary": i in slots} for i in range(config["num_cls_tokens"])]
+    return {"model_kwargs": {"num_heads": config.get("num_attention_heads", 16)}, "teachers": teachers}
 
 
 def _require_form(args: dict[str, Any], path: str, where: str) -> None:
@@ -237,6 +261,11 @@ def _tokens(args: dict[str, Any], teachers: list[dict[str, Any]], stored: torch.
         if teacher.get("use_summary", True):
             first.setdefault(teacher["name"], i)
     return len({t["name"] for t in teachers}), sorted(first.values())
+
+
+def _with_gamma(name: str) -> str:
+    """Return the name of a tensor with timm's spelling of LayerScale's gamma, for Hugging Face's two spellings."""
+    return _LAYER_SCALE.sub(r".ls\1.gamma", name.replace(".grandma", ".gamma"))
 
 
 def _arguments(

@@ -19,7 +19,7 @@ from radioplat.errors import WeightsError
 
 _PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # usual for backbones in larger models
 # The first that is present is read: if a file also has a moving average, NVlabs' and timm's loaders use that.
-_WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "module")
+_WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "model_state", "module")
 
 
 def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:

@@ -28,9 +28,17 @@ class ExportFormat(str, Enum):
 
     onnx = "onnx"
     radio = "radio"  # NVlabs/RADIO's .pth
-    hf = "hf"  # a folder for transformers.AutoModel
+    hf = "hf"  # a folder for transformers.AutoModel, with its own code
+    hf_native = "hf_native"  # a folder for the RadioModel that transformers itself has: the backbone only
     timm = "timm"  # the backbone with timm's parameter names
     safetensors = "safetensors"  # one file
+
+
+class AdaptorTypes(str, Enum):
+    """Types of the adaptors in a file of format ``radio``, by which NVlabs' loader chooses a class for each."""
+
+    generic = "generic"  # the heads alone: the file opens without network
+    own = "own"  # for teachers of the CLIP and SigLIP families the class that also has the text tower, and fetches it
 
 
 @dataclass
@@ -54,6 +62,7 @@ class ExportConfig:
     # (+) heads to export with the backbone, by teacher name; empty: none for onnx, all for other formats. timm has no
     # heads: for a RADIO ViT the class token of the teacher named here becomes timm's
     adaptors: list[str] = field(default_factory=list)
+    adaptor_types: AdaptorTypes = AdaptorTypes.generic  # (+) for format radio: generic | own
     # (+) store a quantized student's weights as integers; false: as floats followed by Q/DQ, for TensorRT before 10
     stored_weights: bool = True
     # (+) also write INT8 scales for TensorRT up to 10, with an ONNX file without Q/DQ: true, or the path

@@ -64,7 +64,7 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         size = model.architecture.img_size
         path = Path(config.output or task_folder(spec, "export") / FORMATS[config.format].file_name)
         sizes = {"height": height or size, "width": width or size}
-        return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors)
+        return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors, types=config.adaptor_types)
     needs = find_needs(spec, model, onnx_file(spec))
     # As in TAO: with force_ptq, weights trained by QAT without its scales, which cover too few tensors for DLA.
     with in_float(model) if config.force_ptq else contextlib.nullcontext():

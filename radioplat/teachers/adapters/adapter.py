@@ -20,18 +20,20 @@ BOTH = frozenset({"summary", "spatial"})
 
 @dataclass(frozen=True)
 class NativeInput:
-    """Inputs that a model was trained with, and its kind of summary, as far as they are known.
+    """Inputs that a model was trained with, and what its summary is, as far as they are known.
 
     Attributes:
         mean, std: normalisation of images in [0, 1]; None if unknown.
         size: side in pixels of the images; None: any.
         summary: description of its summary vector.
+        text_tower: OpenCLIP's ``name:tag`` of the text tower whose space its summary is in; empty: none or unknown.
     """
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     size: int | None = None
     summary: str = ""
+    text_tower: str = ""
 
 
 class Adapter(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from typing import Any
 
 import timm
@@ -10,9 +10,9 @@ import torch
 
 from radioplat.errors import WeightsError
 from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.adapters import open_clip_names
 from radioplat.teachers.adapters.timm_model import TimmTeacher, pretrained_cfg
 
-_SIZES = {"B": "base", "L": "large", "H": "huge", "g": "giant", "bigG": "gigantic", "SO400M": "so400m"}
 _FINE_TUNED = (1000, 11821)  # classes of ImageNet-1k and -12k
 
 
@@ -26,17 +26,19 @@ class ClipTeacher(TimmTeacher):
     kind = "clip"
 
     @classmethod
+    def build(cls, teacher: ResolvedTeacher) -> ClipTeacher:
+        """Build the structure without weights."""
+        built = super().build(teacher)
+        assert isinstance(built, ClipTeacher)
+        if built.summary == "projection" or built.native.summary == "attention pool":
+            tower = open_clip_names.text_tower(teacher.backbone.type or "")
+            built.native = dataclasses.replace(built.native, text_tower=tower)
+        return built
+
+    @classmethod
     def timm_name(cls, type_name: str) -> str:
         """Convert OpenCLIP's name to timm's; other names are returned unchanged."""
-        match = re.fullmatch(r"ViT-(\w+)-(\d+)(-quickgelu)?(-SigLIP2?)?(?:-(\d+))?", type_name)
-        if not match or match[1] not in _SIZES:
-            return type_name
-        family = match[4].lower().replace("-", "") if match[4] else "clip"
-        quick = "_quickgelu" if match[3] else ""
-        # timm keeps SigLIP2's weights under SigLIP's architectures.
-        family = "siglip" if family.startswith("siglip") else family + quick
-        size = match[5] or "224"
-        return f"vit_{_SIZES[match[1]]}_patch{match[2]}_{family}_{size}"
+        return open_clip_names.timm_name(type_name)
 
     @classmethod
     def record(cls, type_name: str, name: str) -> Any:

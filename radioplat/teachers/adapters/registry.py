@@ -12,6 +12,7 @@ from radioplat.common.hashing import file_hash
 from radioplat.errors import SpecError
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import model_kind
+from radioplat.models.weights.radio_layout import is_native
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import Adapter
 
@@ -94,4 +95,4 @@ def _is_radio_folder(path: Path) -> bool:
         raw = json.loads((path / "config.json").read_text())
     except ValueError:
         return False
-    return "adaptor_configs" in raw and "args" in raw
+    return ("adaptor_configs" in raw and "args" in raw) or is_native(raw)

@@ -14,9 +14,10 @@ from radioplat.design.models import design_models
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import is_checkpoint, save_student
+from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.schema.export import ExportFormat
+from radioplat.spec.schema.export import AdaptorTypes, ExportFormat
 from radioplat.tasks.export.export import export
 
 FORMATS = [f for f in ExportFormat if f is not ExportFormat.onnx]
@@ -27,7 +28,7 @@ def spec(radio_student, tmp_path):
     """spec(*overrides) of results that hold a trained student."""
     folder = tmp_path / "results" / "distill" / "model_epoch_000"
     folder.mkdir(parents=True)
-    student = radio_student()
+    student = radio_student(kwargs={"embed_dim": 32, "depth": 2, "num_heads": 2, "final_norm": False})
     save_student(student, student.state_dict(), folder)
     (folder.parent / "model_latest").symlink_to(folder.name)
     return lambda *overrides: load_spec({"results_dir": str(tmp_path / "results")}, overrides)
@@ -38,7 +39,8 @@ def test_every_format_from_the_spec(form, spec, tmp_path):
     report = export(spec(f"export.format={form.value}"))
     assert report.format is form and report.path.parent == tmp_path / "results" / "export" and report.bytes > 1000
     assert report.max_abs_error < 1e-4 and report.path.name in report.load
-    assert report.adaptors == ([] if form is ExportFormat.timm else ["clip", "sam", "dino"])
+    headless = form in (ExportFormat.timm, ExportFormat.hf_native)
+    assert report.adaptors == ([] if headless else ["clip", "sam", "dino"])
     status = (tmp_path / "results" / "export" / "status.json").read_text().splitlines()
     assert json.loads(status[-1])["status"] == "SUCCESS"
     again = export(spec(f"export.format={form.value}", "export.input_height=24"))  # replaces what it wrote
@@ -105,10 +107,12 @@ def test_sizes_and_students_that_do_not_fit(radio_student, tmp_path):
         (["export.format=radio", "export.onnx_file=x.onnx"], "export.onnx_file"),
         (["export.format=hf", "export.data_type=bf16"], "export.data_type"),
         (["export.output=x"], "export.output"),
+        (["export.format=hf", "export.adaptor_types=own"], "export.adaptor_types"),
+        (["export.format=radio", "export.adaptor_types=own"], "export.adaptor_types"),
     ],
 )
 def test_fields_that_contradict_each_other(overrides, where, spec):
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises((SpecError, EngineError)) as caught:
         export(spec(*overrides))
     assert [p.where for p in caught.value.problems] == [where]
 
@@ -136,3 +140,31 @@ def test_a_chained_export_is_checked_before_the_run():
     with pytest.raises(SpecError, match="export.format: a test_efficientnet cannot be a RADIO checkpoint"):
         design_models(problems(format="radio"), "distill")
     design_models(problems(format="timm"), "distill")
+
+
+def test_the_text_tower_of_a_teacher_is_in_the_run_and_reaches_the_file(tmp_path):
+    kwargs = {"embed_dim": 32, "depth": 1, "num_heads": 2}
+    clip = TEACHER | {
+        "name": "clip",
+        "mode": "combo",
+        "model": {"backbone": {"type": "vit_base_patch16_clip_224.openai", "kwargs": {**kwargs, "num_classes": 24}}},
+    }
+    map_only = clip | {"name": "map", "mode": "spatial"}
+    raw = {
+        "model": {"backbone": {"type": "radio_vit_tiny_patch16", "kwargs": kwargs}},
+        "dataset": {"img_size": 64},
+        "distill": {"teacher": [clip, map_only, TEACHER], "use_mlp": True, "then": ["export"]},
+        "export": {"format": "radio", "adaptor_types": "own"},
+    }
+    architecture = design_models(load_spec(raw), "distill").architecture
+    assert [head.text_tower for head in architecture.heads] == ["ViT-B-16-quickgelu:openai", "", ""]
+    again = StudentArchitecture.from_json(architecture.to_json())
+    assert [head.text_tower for head in again.heads] == [head.text_tower for head in architecture.heads]
+    assert architecture.to_json().count("text_tower") == 1  # files of other teachers are as before
+    report = export_weights(
+        Student(again), ExportFormat.radio, tmp_path / "s.pth", height=64, width=64, types=AdaptorTypes.own
+    )
+    assert any("needs open_clip for the text tower ViT-B-16-quickgelu:openai" in note for note in report.notes)
+    raw["distill"]["teacher"] = [map_only, TEACHER]
+    with pytest.raises(SpecError, match="export.adaptor_types: no text tower is known for the heads of map, t"):
+        design_models(load_spec(raw), "distill")

@@ -18,10 +18,11 @@ import torch
 
 from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.radio import write_radio
-from radioplat.models.heads import HeadArchitecture
+from radioplat.models.heads import MLP2, AttentionHead, HeadArchitecture
 from radioplat.models.pretrained.initial_weights import architecture_of, start_notes, start_student
 from radioplat.models.student.student import StudentArchitecture, build_backbone
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.export import AdaptorTypes
 
 pytestmark = [
     pytest.mark.proof,
@@ -94,6 +95,61 @@ def test_an_attention_head(radio_student, image_batch, theirs, tmp_path, capsys)
     model = theirs("hubconf").radio_model(version=str(tmp_path / "s.pth"), adaptor_names=student.head_names).eval()
     for size in SIZES:
         compare(student, model, student.head_names, image_batch(*size), capsys, "radio attn")
+
+
+def test_a_finer_map(radio_student, image_batch, theirs, tmp_path, capsys):
+    heads = list(radio_student().architecture.heads)
+    heads[0] = dataclasses.replace(heads[0], upsample=2)
+    heads[1] = dataclasses.replace(heads[1], upsample=3)
+    student = radio_student(heads=tuple(heads))
+    write_radio(student, tmp_path / "s.pth")
+    model = theirs("hubconf").radio_model(version=str(tmp_path / "s.pth"), adaptor_names=student.head_names).eval()
+    for size in SIZES:
+        compare(student, model, student.head_names, image_batch(*size), capsys, "radio finer")
+
+
+def test_what_we_refuse_of_attention_heads_fails_there(theirs):
+    """A finer map, because the MLP gets no images; inner blocks, because none are built."""
+    head = theirs("radio.adaptor_attn").AttnFDHead(32, 16, 40, upsample_factor=2)
+    with pytest.raises(ValueError, match="`images` cannot be `None`"):
+        head(torch.zeros(1, 4, 32), images=torch.zeros(1, 3, 16, 16), patch_size=8)
+    ours = AttentionHead(32, MLP2(32, 16, 20, num_inner=1)).state_dict()
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*mlp.blocks.0"):
+        theirs("radio.adaptor_module_factory").create_mlp_from_state("attn", ours, is_summary=False)
+
+
+def test_their_text_towers(radio_student, image_batch, theirs, tmp_path, capsys, monkeypatch):
+    """OpenCLIP's model by the names that we write, with a small text tower in place of the download."""
+    open_clip = pytest.importorskip("open_clip")
+    heads = list(radio_student().architecture.heads)
+    heads[0] = dataclasses.replace(heads[0], text_tower="ViT-B-32-quickgelu:openai")
+    heads[2] = dataclasses.replace(heads[2], text_tower="ViT-gopt-16-SigLIP2-384:webli")
+    student = radio_student(heads=tuple(heads))
+    write_radio(student, tmp_path / "s.pth", types=AdaptorTypes.own)
+
+    config = open_clip.get_model_config("ViT-B-32-quickgelu")
+    small = {"layers": 1, "width": 64, "heads": 1}
+    config |= {"embed_dim": 12, "text_cfg": config["text_cfg"] | small}
+    config["vision_cfg"] = config["vision_cfg"] | {"layers": 1, "width": 64}
+    monkeypatch.setitem(importlib.import_module("open_clip.factory")._MODEL_CONFIGS, "ViT-B-32-quickgelu", config)
+    torch.save(open_clip.create_model("ViT-B-32-quickgelu").state_dict(), tmp_path / "tower.pt")
+    asked = []
+
+    def download(cfg, **kwargs):
+        asked.append(cfg["hf_hub"])
+        return str(tmp_path / "tower.pt")
+
+    monkeypatch.setattr("open_clip.factory.download_pretrained", download)
+    model = theirs("hubconf").radio_model(version=str(tmp_path / "s.pth"), adaptor_names=["clip", "sam"]).eval()
+    assert asked == ["timm/vit_base_patch32_clip_224.openai/"]
+    adaptor = model.adaptors["clip"]
+    with torch.no_grad():
+        text = adaptor.encode_text(adaptor.tokenizer(["a photo of a cat"]), normalize=True)
+        summary = model(image_batch())["clip"].summary
+    assert text.shape[-1] == summary.shape[-1] == 12
+    compare(student, model, ["clip", "sam"], image_batch(24, 56), capsys, "radio with a text tower")
+    dino = torch.load(tmp_path / "s.pth", weights_only=False)["args"].teachers[2]
+    assert theirs("radio.siglip2_adaptor")._VERSION_MAP[dino["model"]] == "google/siglip2-giant-opt-patch16-384"
 
 
 def test_hugging_face_class(radio_student, image_batch, theirs, tmp_path, capsys):

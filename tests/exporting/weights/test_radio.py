@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from radioplat.errors import EngineError
+from radioplat.exporting.weights.export import format_problems
 from radioplat.exporting.weights.radio import radio_file, write_radio
 from radioplat.models.heads import HeadArchitecture
+from radioplat.models.student.student import Student
 from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.spec.schema.export import AdaptorTypes, ExportFormat
 from radioplat.teachers.adapters.radio import RadioTeacher
 
 LAYOUT = json.loads((Path(__file__).parent / "radio_layout.json").read_text())
@@ -61,7 +64,7 @@ def wanted(heads) -> dict:
     return {
         h.name: {
             "summary": (h.hidden, h.num_inner, h.summary_dim) if h.summary_dim else silent,
-            "feature": (h.hidden, h.num_inner, h.spatial_dim) if h.spatial_dim else silent,
+            "feature": (h.hidden, h.num_inner, h.upsample**2 * h.spatial_dim) if h.spatial_dim else silent,
         }
         for h in heads
     }
@@ -79,6 +82,7 @@ def wanted(heads) -> dict:
         ({"num_registers": None, "register_multiple": 4}, 64),
         ({"kwargs": {"embed_dim": 32, "depth": 3, "num_heads": 4, "init_values": 1e-5, "mlp_ratio": 2}}, 64),
         ({"kwargs": {"embed_dim": 32, "depth": 2, "num_heads": 2, "final_norm": False, "drop_path_rate": 0.1}}, 64),
+        ({"heads": (HeadArchitecture("clip", 12, 10, hidden=16, num_inner=2, upsample=2),), "num_class_tokens": 1}, 64),
     ],
 )
 def test_the_file_is_as_described(change, table, radio_student, tmp_path):
@@ -95,6 +99,11 @@ def test_the_file_is_as_described(change, table, radio_student, tmp_path):
     assert args.cpe_max_size == table and args.model_kwargs["img_size"] != table
     blocks = student.backbone.blocks
     symbols = {"D": 32, "P": 8, "F": blocks[0].mlp.fc1.out_features}
+    optional = LAYOUT["args"]["teacher, optional"]
+    for head in student.architecture.heads:
+        entry = next(t for t in args.teachers if t["name"] == head.name)
+        assert entry.get("fd_upsample_factor", 1) == head.upsample
+        assert all(type(v).__name__ == optional[k] for k, v in entry.items() if k in optional)
     shapes = {k: tuple(v.shape) for k, v in content["state_dict"].items()}
     assert shapes == described(args, len(blocks), wanted(student.architecture.heads), symbols)
     assert all(v.dtype is torch.float32 for v in content["state_dict"].values())
@@ -223,6 +232,46 @@ def test_an_attention_head_that_their_loader_cannot_build_is_left_out(changes, w
     assert not any(".dino." in k for k in found.state_dict)
     with pytest.raises(EngineError, match=why):
         radio_file(student, ["dino"])
+    planned = Student(student.architecture).to("meta")
+    assert format_problems(planned, ExportFormat.radio, []) == []
+    (problem,) = format_problems(planned, ExportFormat.radio, ["clip", "dino"])
+    assert problem.where == "export.adaptors" and why in problem.message
+    assert format_problems(planned, ExportFormat.hf, ["dino"]) == []
+
+
+def with_towers(radio_student, **towers):
+    heads = [dataclasses.replace(h, text_tower=towers.get(h.name, "")) for h in radio_student().architecture.heads]
+    return radio_student(heads=tuple(heads))
+
+
+def test_adaptors_of_their_own_type(radio_student, tmp_path):
+    """The entries that NVlabs' adaptor classes read: open_clip_adaptor.py and siglip2_adaptor.py."""
+    student = with_towers(radio_student, clip="ViT-L-14-quickgelu:openai", dino="ViT-gopt-16-SigLIP2-384:webli")
+    found = write_radio(student, tmp_path / "s.pth", types=AdaptorTypes.own)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        clip, sam, dino = torch.load(tmp_path / "s.pth", weights_only=True)["args"].teachers
+    kinds = LAYOUT["args"]["types with an adaptor class that downloads a text tower"]
+    assert {k: clip[k] for k in ("type", *kinds["open_clip"])} == {
+        "type": "open_clip",
+        "model": "ViT-L-14-quickgelu",
+        "pretrained": "openai",
+    }
+    assert {k: dino[k] for k in ("type", *kinds["siglip2"])} == {"type": "siglip2", "model": "siglip2-g-384"}
+    assert dino["model"] in LAYOUT["args"]["models of siglip2"]
+    assert sam["type"] == "generic" and any("sam stays generic" in note for note in found.notes)
+    assert any("needs open_clip for the text tower ViT-L-14-quickgelu:openai" in note for note in found.notes)
+    generic = write_radio(student, tmp_path / "g.pth")
+    assert [t["type"] for t in generic.args["teachers"]] == ["generic"] * 3
+    assert all("model" not in t for t in generic.args["teachers"])
+    assert set(generic.state_dict) == set(found.state_dict)
+
+
+def test_types_of_their_own_need_a_head_with_a_text_tower(radio_student):
+    student = with_towers(radio_student, clip="ViT-L-14-quickgelu:openai")
+    assert not any(format_problems(student, ExportFormat.radio, names, AdaptorTypes.own) for names in ([], ["clip"]))
+    (problem,) = format_problems(student, ExportFormat.radio, ["dino"], AdaptorTypes.own)
+    assert problem.where == "export.adaptor_types"
+    assert "no text tower is known for the heads of dino" in problem.message
 
 
 def test_reparametrized_weights_are_made_plain(radio_student):

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from radioplat.design.models import design_models
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.readiness import target_statistics
-from radioplat.launch.preflight.teaching import compat, losses, targets
+from radioplat.launch.preflight.teaching import compat, left_out_heads, losses, targets
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 
@@ -75,3 +76,25 @@ def test_a_file_of_something_else_is_a_problem(tmp_path):
     (tmp_path / "x").write_text("no statistics")
     (problem,) = planned(768, type="phi_s", path=str(tmp_path / "x")).problems
     assert problem.where == "distill.target_norm.path"
+
+
+def test_heads_that_the_format_of_a_chained_export_lacks_are_told():
+    backbone = {"model": {"backbone": {"type": "test_resnet"}}, "pretrained_teacher_model_path": "t.pth"}
+    attn = {**backbone, "name": "a", "mode": "spatial", "loss_type": "MSE", "spatial_mlp_version": "attn"}
+    deeper = attn | {"name": "b", "spatial_num_inner": 1}
+    tree = {
+        "model": {"backbone": {"type": "radio_vit_tiny_patch16"}},
+        "dataset": {"img_size": 64},
+        "distill": {"use_mlp": True, "then": ["export"], "teacher": [attn, deeper]},
+    }
+
+    def warnings(**export) -> list[str]:
+        spec = load_spec(tree | {"export": export})
+        preflight = Preflight(spec, "distill", Path("nowhere"), models=design_models(spec, "distill"))
+        preflight.take(left_out_heads)
+        assert not preflight.problems
+        return preflight.warnings
+
+    (warning,) = warnings(format="radio")
+    assert "export.format=radio: head 'b'" in warning and "no inner blocks" in warning and "left out" in warning
+    assert warnings(format="radio", adaptors=["a"]) == warnings(format="hf") == warnings() == []

@@ -97,7 +97,11 @@ def test_openai_clip_and_its_projection(write, teacher, same_as, normalised):
     path = write(state)
     info = same_as(teacher("ViT-B-16", path, {**small, "num_classes": 24}), embedding, spatial)
     assert (info.adapter, info.summary_dim, info.native.summary) == ("clip", 24, "projected embedding")
-    same_as(teacher("ViT-B-16", path, {**small, "summary": "class"}), raw[:, 0], spatial)
+    tagged = describe(teacher("vit_base_patch16_clip_224.openai", path, {**small, "num_classes": 24}))
+    assert (info.native.text_tower, tagged.native.text_tower) == ("", "ViT-B-16-quickgelu:openai")
+    class_token = {**small, "summary": "class"}
+    same_as(teacher("ViT-B-16", path, class_token), raw[:, 0], spatial)
+    assert describe(teacher("vit_base_patch16_clip_224.openai", path, class_token)).native.text_tower == ""
     cut = write({k: v for k, v in state.items() if k != "visual.proj"}, "cut.pth")
     with pytest.raises(WeightsError, match="lacks the projection") as caught:
         FrozenTeacher(teacher("ViT-B-16", cut, {**small, "num_classes": 24}), "cpu")
@@ -123,6 +127,7 @@ def test_siglip_is_summed_up_by_its_attention(write, teacher, same_as, normalise
     state = {f"visual.trunk.{k}": v for k, v in model.state_dict().items()} | {"text.x": torch.ones(1)}
     info = same_as(teacher("ViT-B-16-SigLIP2", write(state), small), pooled, spatial)
     assert (info.adapter, info.native.summary, info.native.mean) == ("clip", "attention pool", (0.5, 0.5, 0.5))
+    assert info.native.text_tower == "ViT-B-16-SigLIP2:webli"
 
 
 @pytest.mark.parametrize("neck", [True, False])

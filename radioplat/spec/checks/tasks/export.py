@@ -11,13 +11,16 @@ from radioplat.spec.checks.unused_fields import unknown_teacher
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, QUANTIZED
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.resolved.tensorrt_version import FIRST_WITHOUT_CACHE, LOWEST_OPSET, newest_opset, parse_version
-from radioplat.spec.schema.export import CpuQuantization, ExportConfig, ExportFormat
+from radioplat.spec.schema.export import AdaptorTypes, CpuQuantization, ExportConfig, ExportFormat
 from radioplat.spec.schema.root import Spec
 
 
 def export_problems(spec: Spec) -> Iterator[Problem]:
     """Yield problems of section ``export``."""
     config = spec.export
+    if config.adaptor_types is AdaptorTypes.own and config.format is not ExportFormat.radio:
+        message = f"format {config.format.value} has no types of adaptors"
+        yield Problem(message, "export.adaptor_types", "Leave it out, or set export.format=radio.")
     if config.format is ExportFormat.onnx:
         if config.output is not None:
             yield Problem("it is for formats other than onnx", "export.output", "ONNX is written to export.onnx_file.")

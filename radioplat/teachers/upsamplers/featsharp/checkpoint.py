@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from radioplat.teachers.upsamplers.registry import upsampler_field
 KIND, VERSION = FEATSHARP, 1
 _KEY = "radioplat_upsampler"
 _AGAIN = "radioplat train_upsampler writes such a file."
+# Parts of upsamplers of NVlabs/FeatSharp (commit 6ce9b18), by which its checkpoints name their tensors.
+_THEIR_PARTS = {
+    "block": "attention as wide as all its input maps together",
+    "jafar": "JAFAR",
+    "jbu": "a bilateral filter with reflected borders and weights of its own for range and distance",
+    "resfu": "ReSFU",
+    "rgb_proj": "colours as an input of the attention",
+    "tile_pos": "a learned vector for each tile",
+}
 
 
 def save_upsampler(model: FeatSharp, path: Path, **facts: Any) -> None:
@@ -44,7 +54,9 @@ def read_config(path: str | Path, where: str) -> FeatSharpConfig:
     Raises:
         WeightsError: there is no such file, it is no upsampler, or has another version.
     """
-    stored = _stored_config(path, read_checkpoint(path, where, shapes_only=True).metadata, where)
+    contents = read_checkpoint(path, where, shapes_only=True)
+    _refuse_theirs(contents.tensors, path, where)
+    stored = _stored_config(path, contents.metadata, where)
     for key, wanted in (("kind", KIND), ("version", VERSION)):
         if stored.get(key) != wanted:
             raise WeightsError(f"{path}: {key} is {stored.get(key)!r}, not {wanted!r}", where=where, hint=_AGAIN)
@@ -114,6 +126,24 @@ def parameter_count(config: FeatSharpConfig) -> int:
     """Count the parameters of the upsampler that ``config`` describes, without allocating them."""
     with on_meta():
         return sum(p.numel() for p in FeatSharp(config).parameters())
+
+
+def _refuse_theirs(tensors: Iterable[str], path: str | Path, where: str) -> None:
+    """Refuse a checkpoint of NVlabs' FeatSharp, whose tensors have no place in ours.
+
+    Raises:
+        WeightsError: with what its upsampler has that ours lacks.
+    """
+    theirs = [name.split(".") for name in tensors if name.startswith("upsampler.")]
+    if not theirs:
+        return
+    has = [text for part, text in _THEIR_PARTS.items() if any(part in name for name in theirs)]
+    raise WeightsError(
+        f"{path} is a checkpoint of NVlabs' FeatSharp, which has {', '.join(has) or 'another upsampler'}; "
+        "radioplat's has other layers, which would compute other maps from these weights",
+        where=where,
+        hint=_AGAIN,
+    )
 
 
 def _stored_config(path: str | Path, metadata: dict[str, str], where: str) -> dict[str, Any]:

@@ -75,6 +75,23 @@ def test_files_that_are_none(saved, tmp_path):
         load_upsampler(path, WHERE)
 
 
+def test_a_checkpoint_of_nvlabs_is_refused_by_name(tmp_path):
+    """The layout that NVlabs/FeatSharp's train.py saves: its names, and names that a wrapper for several GPUs adds."""
+    state = {
+        "upsampler.module.ups.0.tile_pos": torch.zeros(1, 64, 2, 2),
+        "upsampler.module.ups.0.jafar.query_encoder.0.weight": torch.zeros(8, 3, 1, 1),
+        "upsampler.module.ups.0.block.attn.qkv.weight": torch.zeros(3 * 128, 128),
+        "normalizer.mean": torch.zeros(64),
+        "bias_buffer.module.buffer": torch.zeros(1, 64, 4, 4),
+    }
+    args = {"type": "featsharp.no-ln.inputs-jafar-tiles", "factor": 2, "normalizer": "phi-s"}
+    path = tmp_path / "last.pth"
+    torch.save({"model_state": state, "global_step": 9000, "upsample_args": args, "train_config": {"seed": 1}}, path)
+    with pytest.raises(WeightsError, match="of NVlabs' FeatSharp, which has attention as wide.*JAFAR") as caught:
+        read_config(path, WHERE)
+    assert caught.value.problems[0].where == WHERE and "train_upsampler" in caught.value.problems[0].hint
+
+
 def _said():
     return {**dataclasses.asdict(CONFIG), "kind": "featsharp", "version": 1}
 
