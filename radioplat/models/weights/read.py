@@ -201,11 +201,8 @@ def fit(
     if missing or extra or shapes:
         misfits = (("missing", missing), ("left over", extra), ("shapes", shapes))
         parts = [f"{kind}: {first_few(names, 3)}" for kind, names in misfits if names]
-        raise WeightsError(
-            f"{path} does not fit the architecture ({'; '.join(parts)})",
-            where=where,
-            hint=f"Check that backbone.type and its kwargs are what the weights were trained as{_fitting_types(tensors)}.",
-        )
+        hint = f"Check that backbone.type and its kwargs are what the weights were trained as{_fitting_types(tensors)}."
+        raise WeightsError(f"{path} does not fit the architecture ({'; '.join(parts)})", where=where, hint=hint)
     return {k: v for k, v in tensors.items() if k in own}
 
 
