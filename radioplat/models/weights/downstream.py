@@ -67,7 +67,7 @@ class Downstream:
     def unused(self) -> str:
         """Describe the tensors that are not the backbone's by their number and modules."""
         modules = list(dict.fromkeys(self._module(name) for name in self.others))
-        return f"{len(self.others)} tensors: {first_few(modules, 5)}"
+        return f"{len(self.others)} tensor{'s' * (len(self.others) != 1)}: {first_few(modules, 5)}"
 
     def _module(self, name: str) -> str:
         depth = 3 if name.startswith("model.model.") else 2
