@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import WeightsError
-from radioplat.models.backbones.timm_shapes import timm_names
 from radioplat.models.weights.downstream import find_downstream
 from radioplat.models.weights.radio_layout import fold_spectral, is_radio
 from radioplat.models.weights.read import Contents, read_checkpoint, require_finite
+from radioplat.models.weights.timm_filter import timm_types
 
 # Patterns of tensor names that identify a layout; the first match counts.
 _MARKS = (
@@ -173,7 +173,7 @@ def _types(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
         return _dino(layout, tensors)
     if layout.startswith("CLIP"):
         return _clip(tensors)
-    return timm_names(tensors)
+    return timm_types(tensors)
 
 
 def _dino(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:

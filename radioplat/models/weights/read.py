@@ -16,8 +16,8 @@ from torch import nn
 
 from radioplat.common.listing import first_few
 from radioplat.errors import WeightsError
-from radioplat.models.backbones.timm_shapes import timm_names
 from radioplat.models.weights.downstream import find_downstream, without_additions
+from radioplat.models.weights.timm_filter import renamed_by_timm, timm_types
 
 # Usual for backbones in larger models; the last is of TAO's MAL, whose teacher is the student's average.
 _PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.", "student.backbone.")
@@ -182,6 +182,8 @@ def fit(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that ``module`` (which may be on the meta device) loads, by its own names.
 
+    Names that timm's filter for the family knows are renamed.
+
     Args:
         ignore: prefixes of tensors that may be left over (a classifier that a backbone does not use).
         fresh: prefixes of the module's own tensors that may be missing or of another shape (a classifier to be
@@ -193,6 +195,8 @@ def fit(
     own = module.state_dict()
     if own and not set(own) & set(tensors):
         tensors = _under_prefix(own, tensors, path, where)
+    if any(k not in tensors and not k.startswith(fresh) for k in own):
+        tensors = _by_timms_names(module, tensors, {k for k in own if not k.startswith(fresh)})
     unlike = {k for k in own if k in tensors and tensors[k].shape != own[k].shape}
     own = {k: v for k, v in own.items() if not (k.startswith(fresh) and (k in unlike or k not in tensors))}
     missing = [k for k in own if k not in tensors]
@@ -209,8 +213,18 @@ def fit(
 def _fitting_types(tensors: dict[str, torch.Tensor]) -> str:
     """Name the types of backbone that ``tensors`` fit; empty if none is known."""
     downstream = find_downstream(tensors)
-    types = timm_names(downstream.tensors if downstream else tensors)
+    types = timm_types(downstream.tensors if downstream else tensors)
     return f": {' or '.join(types)}" if types else ""
+
+
+def _by_timms_names(module: nn.Module, tensors: dict[str, torch.Tensor], needed: set[str]) -> dict[str, torch.Tensor]:
+    """Return ``tensors`` renamed by timm's filter if they then are all of those ``needed``, else as they are."""
+    downstream, prefix = find_downstream(tensors), "model."  # of TAO's classifiers
+    inner = downstream.tensors if downstream else tensors
+    if all(k.startswith(prefix) for k in inner):
+        inner = {k.removeprefix(prefix): v for k, v in inner.items()}
+    renamed = renamed_by_timm(module, inner) or {}
+    return renamed if needed <= renamed.keys() else tensors
 
 
 def _under_prefix(

@@ -5,6 +5,8 @@ The prefixes are those under which TAO 7.0.1's models keep their backbones; the 
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
@@ -150,6 +152,35 @@ def test_fan_in_a_detector(stored):
     assert inspect_weights(path).types == ["fan_tiny_8_p4_hybrid"]
     for load in (teacher_of, lambda path, name: student_of(path, name)[0]):
         assert equal(load(path, "fan_tiny_8_p4_hybrid"), tensors)
+
+
+def by_metas_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A ConvNeXt V2 as in Meta's repository and in TAO: Woo et al. 2023."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = re.sub(r"^stem\.", "downsample_layers.0.", name)
+        name = re.sub(r"^stages\.(\d)\.downsample", r"downsample_layers.\1", name).replace(".blocks.", ".")
+        name = re.sub(r"^head\.norm\.", "norm.", name.replace("conv_dw", "dwconv"))
+        name = name.replace("mlp.grn.weight", "grn.gamma").replace("mlp.grn.bias", "grn.beta")
+        name = name.replace("mlp.fc", "pwconv")
+        renamed[name] = tensor.view(1, 1, 1, -1) if ".grn." in name else tensor
+    return renamed
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", ["classification", "rtdetr", "mae"])
+def test_a_convnext_by_metas_names(kind, named, stored):
+    torch.manual_seed(3)
+    tensors = timm.create_model("convnextv2_atto", num_classes=0).state_dict()
+    theirs = by_metas_names(tensors)
+    assert not set(theirs) & set(tensors)
+    path = stored(kind, theirs | ({"conv_512.weight": torch.ones(2)} if kind == "rtdetr" else {}), named)
+    if named or kind != "classification":
+        assert inspect_weights(path).types == ["convnextv2_atto"]
+    assert equal(student_of(path, "convnextv2_atto")[0], tensors)
+    assert equal(teacher_of(path, "convnextv2_atto"), tensors)
+    with pytest.raises(WeightsError, match="does not fit"):
+        student_of(path, "convnextv2_femto")
 
 
 @pytest.mark.parametrize(
