@@ -89,8 +89,9 @@ def unknown_part(path: list[str]) -> str | None:
     return None
 
 
-# Not fields: a prefix in a file of weights, two names of TAO's DINO spec, and a misspelling in a message.
-NO_FIELDS = {"model.net.backbone", "model.backbone.0.body", "model.distillation_loss_coef", "train.optim.lrr"}
+# Not fields: prefixes in files of weights, two names of TAO's DINO spec, and a misspelling in a message.
+PREFIXES = {"model.net.backbone", "model.encoder", "model.model.backbone", "model.model.backbone.0.body"}
+NO_FIELDS = PREFIXES | {"model.backbone.0.body", "model.distillation_loss_coef", "train.optim.lrr"}
 
 
 def test_every_dotted_field_of_the_pages_exists():

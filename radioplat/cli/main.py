@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from radioplat.cli.defect import show_defect
 from radioplat.cli.parser import TASKS, build_parser
+from radioplat.cli.tao_options import with_tao_options
 from radioplat.common import terminal
 from radioplat.errors import Problem, RadioplatError, Stopped
 
@@ -19,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command continues the run; 130 when interrupted. Wrong arguments exit with 2.
     """
     args = build_parser("radioplat").parse_args(argv)
-    return guarded(lambda: args.run(args))
+    return guarded(lambda: args.run(with_tao_options(args)))
 
 
 def radio(argv: Sequence[str] | None = None) -> int:
     """Run the command ``radio``, which TAO users know: ``distill`` alone."""
     args = build_parser("radio", {"distill": TASKS["distill"]}, {}).parse_args(argv)
-    return guarded(lambda: args.run(args))
+    return guarded(lambda: args.run(with_tao_options(args)))
 
 
 # Errors of the operating system that the user can resolve, with advice.

@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 from radioplat import __version__
 from radioplat.cli import commands, nodes
+from radioplat.cli.tao_options import add_tao_options
 
 
 def add_spec(
     parser: argparse.ArgumentParser, metavar: str = "key=value", rest: str = "fields of the spec to override"
 ) -> None:
     """Add ``-e SPEC`` and overrides."""
-    parser.add_argument("-e", "--experiment_spec", dest="spec", metavar="SPEC", required=True, help="spec, a YAML file")
+    names = ("-e", "--experiment_spec", "--experiment_spec_file")
+    parser.add_argument(*names, dest="spec", metavar="SPEC", required=True, help="spec, a YAML file")
     add_overrides(parser, metavar, rest)
 
 
@@ -174,4 +176,5 @@ def build_parser(
 def _add(subparsers, name: str, command: Command) -> None:
     parser = subparsers.add_parser(name, help=command.run.__doc__, description=command.run.__doc__)
     command.arguments(parser)
+    add_tao_options(parser, name)
     parser.set_defaults(run=command.run)

@@ -8,7 +8,7 @@ from pathlib import Path
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.errors import Problem
-from radioplat.launch.preflight import feature_cache, readiness, run_parts, teaching
+from radioplat.launch.preflight import advice, feature_cache, readiness, run_parts, teaching
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.schema.root import Spec
 
@@ -42,6 +42,8 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.start, feature_cache.repeated_views),
     (Level.start, feature_cache.feature_cache),
     (Level.plan, teaching.devices),
+    (Level.plan, advice.unused_parts),
+    (Level.plan, advice.advice),
     (Level.plan, run_parts.length),
     (Level.start, run_parts.head_fit),
     (Level.data, run_parts.labels),

@@ -7,6 +7,7 @@ timm, run ``python -m radioplat.models.backbones.timm_shapes`` (a few minutes) t
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -53,5 +54,6 @@ def build(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
+    importlib.import_module("radioplat.models.backbones.fan.fan")  # registers its models with timm
     models = build(timm.list_models())
     _TABLE.write_text(json.dumps({"timm": timm.__version__, "models": models}, indent=0, sort_keys=True) + "\n")

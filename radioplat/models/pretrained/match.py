@@ -53,7 +53,8 @@ def match_backbone(student: Student, source: SourceCheckpoint, path: str, where:
         )
     # The classifier may differ, because the labels may.
     taken = fit(backbone.model, source.backbone, path, where, fresh=backbone.classifier_prefix)
-    return Match({f"backbone.model.{k}": v for k, v in taken.items()}, _normalisation(student, source))
+    notes = [*_left_out(source), *_normalisation(student, source)]
+    return Match({f"backbone.model.{k}": v for k, v in taken.items()}, notes)
 
 
 def match_heads(student: Student, source: SourceCheckpoint, moving: Collection[tuple[str, str]] = ()) -> Match:
@@ -110,7 +111,7 @@ def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) ->
     if not source.is_radio:
         fit(student.backbone, source.backbone, path, where)  # raises, with the tensors that do not fit
     own, given = student.backbone.state_dict(), dict(source.backbone)
-    notes = [f"{thing} is left out" for thing in source.ignored]
+    notes = _left_out(source)
     # An embedder of two layers has another name: if both have one (None == None), both are of one model family.
     embedders = [weights[EMBEDDER].shape if EMBEDDER in weights else None for weights in (given, own)]
     if embedders[0] == embedders[1] and given[TABLE].shape != own[TABLE].shape:
@@ -132,6 +133,10 @@ def _radio(student: Student, source: SourceCheckpoint, path: str, where: str) ->
         notes.append("the norm after the last block is left out: the student has none")
     tensors = fit(student.backbone, given, path, where, fresh=fresh)
     return Match({f"backbone.{k}": v for k, v in tensors.items()}, notes)
+
+
+def _left_out(source: SourceCheckpoint) -> list[str]:
+    return [f"{thing} is left out" for thing in source.ignored]
 
 
 def normalised_otherwise(architecture: StudentArchitecture, mean: Sequence[float], std: Sequence[float]) -> list[str]:

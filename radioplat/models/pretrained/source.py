@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from radioplat.errors import WeightsError
 from radioplat.models.modifiers.spectral import plain_tensors
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, read_architecture, read_tensors
+from radioplat.models.weights.downstream import find_downstream
 from radioplat.models.weights.manifest import require_unchanged
 from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio
 from radioplat.models.weights.read import read_checkpoint, require_finite
@@ -63,7 +64,7 @@ class SourceCheckpoint:
 def read_source(
     path: str | Path, where: str, shapes_only: bool = False, num_heads: int | None = None
 ) -> SourceCheckpoint:
-    """Read a radioplat checkpoint, a RADIO ``.pth`` or Hugging Face folder, or a timm file.
+    """Read a radioplat checkpoint, a RADIO ``.pth`` or Hugging Face folder, a checkpoint of TAO's, or a timm file.
 
     Args:
         where: the spec field that named it, for messages.
@@ -82,6 +83,9 @@ def read_source(
             raise WeightsError(f"no such file: {path}", where=where, hint=hint)
         if is_radio(contents.tensors):
             source = _of_radio(split_radio(contents, str(path), where, num_heads))
+        elif task := find_downstream(contents.tensors, contents.metadata.get("tao_model", "")):
+            ignored = [f"what TAO's {task.name} has beside the backbone ({task.unused})"] if task.others else []
+            source = SourceCheckpoint(f"TAO's {task.name}", task.tensors, ignored=ignored)
         else:
             source = SourceCheckpoint("timm or plain tensors", contents.tensors)
     if not shapes_only:

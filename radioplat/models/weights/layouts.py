@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import WeightsError
-from radioplat.models.backbones.timm_shapes import timm_names
+from radioplat.models.weights.downstream import find_downstream
 from radioplat.models.weights.radio_layout import fold_spectral, is_radio
 from radioplat.models.weights.read import Contents, read_checkpoint, require_finite
+from radioplat.models.weights.timm_filter import timm_types
 
 # Patterns of tensor names that identify a layout; the first match counts.
 _MARKS = (
@@ -122,8 +123,13 @@ def _look(path: Path, contents: Contents) -> tuple[Inspection, dict[str, torch.T
             notes.append("the .pth also says which class token is whose; a converted file does not")
         layout, types = "RADIO (NVlabs)", ["radio"]
         return _report(path, layout, types, {}, dropped, original, notes), folded
+    downstream = find_downstream(tensors, contents.metadata.get("tao_model", ""))
+    if downstream:
+        dropped = dict.fromkeys(downstream.others, "not the backbone's")
+        tensors = downstream.tensors
+        renamed = {downstream.prefix + name: name for name in tensors}
     layout = next((name for name, mark in _MARKS if any(mark.fullmatch(k) for k in tensors)), "timm")
-    prefix = _prefix_of(tensors) if layout == "timm" else ""
+    prefix = _prefix_of(tensors) if layout == "timm" and not downstream else ""
     if prefix:
         layout = f"Lightning or TAO, backbone under {prefix!r}"
         for key in tensors:
@@ -137,6 +143,8 @@ def _look(path: Path, contents: Contents) -> tuple[Inspection, dict[str, torch.T
         tensors = {k: v for k, v in tensors.items() if k.startswith(keep)}
     types = [contents.metadata["architecture"]] if "architecture" in contents.metadata else []
     types += [t for t in _types(layout, tensors) if t not in types]
+    if downstream:
+        layout = f"TAO's {downstream.name}, backbone under {downstream.prefix!r}"
     return _report(path, layout, types, renamed, dropped, original, notes), tensors
 
 
@@ -165,7 +173,7 @@ def _types(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
         return _dino(layout, tensors)
     if layout.startswith("CLIP"):
         return _clip(tensors)
-    return timm_names(tensors)
+    return timm_types(tensors)
 
 
 def _dino(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:

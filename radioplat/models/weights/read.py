@@ -16,8 +16,11 @@ from torch import nn
 
 from radioplat.common.listing import first_few
 from radioplat.errors import WeightsError
+from radioplat.models.weights.downstream import find_downstream, without_additions
+from radioplat.models.weights.timm_filter import renamed_by_timm, timm_types
 
-_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # usual for backbones in larger models
+# Usual for backbones in larger models; the last is of TAO's MAL, whose teacher is the student's average.
+_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.", "student.backbone.")
 # The first that is present is read: if a file also has a moving average, NVlabs' and timm's loaders use that.
 _WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "model_state", "module")
 
@@ -53,7 +56,7 @@ class Contents:
     Attributes:
         tensors: by name, without wrappers (``state_dict``, ``model``) and the prefixes ``module.`` and ``_orig_mod.``.
         args: the training arguments, if the file has them (RADIO's ``argparse.Namespace``), as a mapping.
-        metadata: text metadata of a safetensors file.
+        metadata: text metadata of a safetensors file; of a pickle TAO's name of the task, ``tao_model``.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -80,7 +83,9 @@ def read_checkpoint(
     if path.suffix == ".safetensors":
         return _read_safetensors(path, where, shapes_only, only)
     contents = _read_pickle(path, where, shapes_only)
-    return Contents({k: v for k, v in contents.tensors.items() if k in only}, contents.args) if only else contents
+    if not only:
+        return contents
+    return Contents({k: v for k, v in contents.tensors.items() if k in only}, contents.args, contents.metadata)
 
 
 def require_finite(tensors: dict[str, torch.Tensor], path: str | Path, where: str) -> None:
@@ -135,6 +140,12 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
         raise WeightsError(f"{path} is not a whole checkpoint: {reason}", where=where) from None
     args = content.get("args") if isinstance(content, dict) else None
     args = vars(args) if isinstance(args, argparse.Namespace) else args if isinstance(args, dict) else {}
+    metadata = {}
+    if isinstance(content, dict):
+        metadata = {"tao_model": name} if isinstance(name := content.get("tao_model"), str) else {}
+        if content.get("state_dict_encrypted"):
+            hint = "Save it in TAO without a key (-k, encryption_key)."
+            raise WeightsError(f"{path} is encrypted with a key of TAO's", where=where, hint=hint)
     # A wrapper may also contain other tensors (a best accuracy).
     while isinstance(content, dict) and (
         inner := next((content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)), None)
@@ -145,7 +156,7 @@ def _read_pickle(path: Path, where: str, shapes_only: bool) -> Contents:
     tensors = {_bare(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise WeightsError(f"{path} holds no tensors", where=where)
-    return Contents(tensors, args)
+    return Contents(tensors, args, metadata)
 
 
 def _bare(name: object) -> str:
@@ -171,6 +182,8 @@ def fit(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that ``module`` (which may be on the meta device) loads, by its own names.
 
+    Names that timm's filter for the family knows are renamed.
+
     Args:
         ignore: prefixes of tensors that may be left over (a classifier that a backbone does not use).
         fresh: prefixes of the module's own tensors that may be missing or of another shape (a classifier to be
@@ -182,6 +195,8 @@ def fit(
     own = module.state_dict()
     if own and not set(own) & set(tensors):
         tensors = _under_prefix(own, tensors, path, where)
+    if any(k not in tensors and not k.startswith(fresh) for k in own):
+        tensors = _by_timms_names(module, tensors, {k for k in own if not k.startswith(fresh)})
     unlike = {k for k in own if k in tensors and tensors[k].shape != own[k].shape}
     own = {k: v for k, v in own.items() if not (k.startswith(fresh) and (k in unlike or k not in tensors))}
     missing = [k for k in own if k not in tensors]
@@ -190,12 +205,26 @@ def fit(
     if missing or extra or shapes:
         misfits = (("missing", missing), ("left over", extra), ("shapes", shapes))
         parts = [f"{kind}: {first_few(names, 3)}" for kind, names in misfits if names]
-        raise WeightsError(
-            f"{path} does not fit the architecture ({'; '.join(parts)})",
-            where=where,
-            hint="Check that backbone.type and its kwargs are what the weights were trained as.",
-        )
+        hint = f"Check that backbone.type and its kwargs are what the weights were trained as{_fitting_types(tensors)}."
+        raise WeightsError(f"{path} does not fit the architecture ({'; '.join(parts)})", where=where, hint=hint)
     return {k: v for k, v in tensors.items() if k in own}
+
+
+def _fitting_types(tensors: dict[str, torch.Tensor]) -> str:
+    """Name the types of backbone that ``tensors`` fit; empty if none is known."""
+    downstream = find_downstream(tensors)
+    types = timm_types(downstream.tensors if downstream else tensors)
+    return f": {' or '.join(types)}" if types else ""
+
+
+def _by_timms_names(module: nn.Module, tensors: dict[str, torch.Tensor], needed: set[str]) -> dict[str, torch.Tensor]:
+    """Return ``tensors`` renamed by timm's filter if they then are all of those ``needed``, else as they are."""
+    downstream, prefix = find_downstream(tensors), "model."  # of TAO's classifiers
+    inner = downstream.tensors if downstream else tensors
+    if all(k.startswith(prefix) for k in inner):
+        inner = {k.removeprefix(prefix): v for k, v in inner.items()}
+    renamed = renamed_by_timm(module, inner) or {}
+    return renamed if needed <= renamed.keys() else tensors
 
 
 def _under_prefix(
@@ -203,8 +232,8 @@ def _under_prefix(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a backbone embedded in a larger checkpoint, with their common prefix removed.
 
-    Tensors outside the prefix, like a decoder's or a detector's heads, are left out. Without such a prefix ``tensors``
-    are returned as they are.
+    Tensors outside the prefix, like a decoder's or a detector's heads, are left out, and so is what tasks add to a
+    backbone. Without such a prefix ``tensors`` are returned as they are.
 
     Raises:
         WeightsError: several parts of the file fit equally, and none has a usual prefix of backbones.
@@ -219,4 +248,4 @@ def _under_prefix(
     if not most:
         return tensors
     prefix = (usual or most)[0]
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return without_additions({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}, own)
