@@ -145,8 +145,9 @@ def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator
         return
     windows = windows_of(spec, student.backbone)
     if len(windows.global_layers) == len(student.backbone.blocks):
-        name = "num_windowed" if config.num_windowed is not None else "num_global"
-        yield Problem("no block would be windowed", f"{where}.{name}", "Lower num_global, or set prob: 0.")
+        most = len(student.backbone.blocks) // 2
+        hint = f"Take a num_global of at most {most}, or set prob: 0." if most else "Set prob: 0."
+        yield Problem("no block would be windowed", f"{where}.num_global", hint)
         return
     sides = sorted({size // student.stride for size in sizes if size % student.stride == 0})
     fitting = {size for side in sides for size in windows.fitting(side, side)}

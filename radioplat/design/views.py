@@ -11,6 +11,7 @@ from radioplat.spec.resolved.image_sizes import (
     Stage,
     changes_by_plan,
     draw_at,
+    partition_sizes,
     scale_chances,
     sees,
     sizes_seen_with,
@@ -96,7 +97,8 @@ def size_fields(spec: Spec) -> dict[int, str]:
     for i, stage in enumerate(spec.distill.stages):
         fields |= {stage.img_size: f"distill.stages[{i}].img_size"} if stage.img_size else {}
     for i, partition in enumerate(spec.distill.partitions):
-        fields |= {partition.img_size: f"distill.partitions[{i}].img_size"} if partition.img_size else {}
+        name = "img_size" if partition.img_size else "sizes"
+        fields |= {size: f"distill.partitions[{i}].{name}" for size, _ in partition_sizes(partition)}
     return {size: fields.get(size, "dataset.img_size") for size, _ in student_sizes(spec)}
 
 

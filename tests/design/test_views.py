@@ -83,6 +83,12 @@ def test_stages_and_partitions_say_who_looks_when_and_at_what_size():
             "distill.partitions[0].img_size",
             "multiple of the student's patch 16",
         ),
+        (
+            [{}],
+            {"partitions": [{"share": 0.5}, {"share": 0.5, "sizes": {64: 0.5, 40: 0.5}}]},
+            "distill.partitions[1].sizes",
+            "multiple of the student's patch 16",
+        ),
         ([{"input_size": 112, "mosaic": 2}], {}, "distill.teacher[0].mosaic", "2 x 2 images of 64 do not fit into 112"),
         (
             [{"input_size": 256, "mosaic": 2, "model": LITE}],

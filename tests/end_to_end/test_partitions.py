@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
 
 import pytest
 import safetensors.torch
+import yaml
 
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
@@ -15,6 +19,18 @@ from radioplat.training.checkpoints.checkpoint import verified_state
 
 STEPS, G = 4, 4
 QUARTERS = [{"share": 0.25, "teachers": ["lite0"]}, {"share": 0.75, "teachers": ["vit"]}]
+EVERY_SECOND = {"checkpoint_interval": 2, "checkpoint_interval_unit": "step"}
+DIE = """
+import os, signal, sys
+import radioplat
+from radioplat.tracking.follow import StepEvent
+
+def look(event):
+    if isinstance(event, StepEvent) and event.step == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+radioplat.distill(sys.argv[1], callbacks=[look], say=print)
+"""
 
 
 @pytest.fixture
@@ -25,6 +41,21 @@ def asked(monkeypatch):
 
     def noted(self, shared, micro_batch):
         found.setdefault(self.name, []).append(micro_batch)
+        return submit(self, shared, micro_batch)
+
+    monkeypatch.setattr(InlineTeacher, "submit", noted)
+    return found
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """(teacher, side of its images) of each micro-batch that a teacher was asked for."""
+    found: dict[int, tuple[str, int]] = {}
+    submit = InlineTeacher.submit
+
+    def noted(self, shared, micro_batch):
+        assert micro_batch not in found and shared.shape[2] == shared.shape[3]
+        found[micro_batch] = self.name, shared.shape[3]
         return submit(self, shared, micro_batch)
 
     monkeypatch.setattr(InlineTeacher, "submit", noted)
@@ -48,8 +79,7 @@ def steps(trail) -> list[StepEvent]:
 
 
 def test_each_teacher_is_asked_for_its_share_and_goes_on_with_it(short, distil, asked, tmp_path):
-    every = {"checkpoint_interval": 2, "checkpoint_interval_unit": "step"}
-    spec = short(tmp_path / "whole", QUARTERS, **every)
+    spec = short(tmp_path / "whole", QUARTERS, **EVERY_SECOND)
     spec["distill"]["target_norm"] = {"type": "standardize", "fit_batches": 2}
     spec["feature_cache"] = {"dir": str(tmp_path / "cache")}
     fact = plan(load_spec(spec)).facts["partitions"]
@@ -75,6 +105,30 @@ def test_each_teacher_is_asked_for_its_share_and_goes_on_with_it(short, distil, 
         name: {n for n in micro_batches if n >= 2 * G} for name, micro_batches in whole.items()
     }
     assert again.losses == pytest.approx({step: trail.losses[step] for step in (3, 4)}, rel=1e-6)
+
+
+def test_each_partition_draws_its_sizes_and_draws_them_again_after_a_kill(short, distil, shown, ids_by_step, tmp_path):
+    """C-RADIOv4's recipe, small: sizes of one partition for one teacher, larger sizes of another for the other."""
+    low = {"share": 0.5, "teachers": ["lite0"], "sizes": {64: 1, 96: 3}}
+    partitions = [low, {"share": 0.5, "teachers": ["vit"], "sizes": [128, 160]}]
+    spec = short(tmp_path / "whole", partitions, **EVERY_SECOND, max_steps=6)
+    fact = plan(load_spec(spec)).facts["partitions"]
+    assert "2 at 64 (25%), 96 (75%) px seen by lite0; 2 at 128 (50%), 160 (50%) px seen by vit" in fact
+    whole = distil(spec)
+    assert sorted(shown) == list(range(6 * G)) and set(shown.values()) == {
+        ("lite0", 64), ("lite0", 96), ("vit", 128), ("vit", 160)}  # fmt: skip
+    before, ids = dict(shown), ids_by_step(whole.folder)
+
+    killed = tmp_path / "killed.yaml"
+    killed.write_text(yaml.safe_dump(spec | {"results_dir": str(tmp_path / "killed")}))
+    command = [sys.executable, "-c", DIE, str(killed), "3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
+    shown.clear()
+    again = distil(killed)
+    assert again.result.resumed_from == 2 and shown == {n: seen for n, seen in before.items() if n >= 2 * G}
+    assert ids_by_step(again.folder) == ids
+    assert again.losses == pytest.approx({step: whole.losses[step] for step in (3, 4, 5, 6)}, rel=1e-6)
 
 
 def test_one_partition_of_everything_is_none(short, distil, tmp_path):

@@ -16,9 +16,9 @@ from radioplat.losses.registry import criterion
 from radioplat.losses.target_transforms.hadamard import has_hadamard
 from radioplat.spec.loading.load import changed_fields
 from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
-from radioplat.spec.resolved.image_sizes import stages_of
+from radioplat.spec.resolved.image_sizes import partition_sizes, stages_of
 from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
-from radioplat.spec.schema.distill import AverageView, Scheme, Source, TargetNormFit, TargetNormType
+from radioplat.spec.schema.distill import AverageView, PartitionConfig, Scheme, Source, TargetNormFit, TargetNormType
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Compat
 from radioplat.teachers.base.teacher import spec_mismatches
@@ -35,13 +35,20 @@ def partitions(preflight: Preflight) -> None:
     names, total = teacher_names(spec.distill.teacher), spec.global_batch_size // spec.dataset.batch_size
     parts = Partitions.of(config, spec.train.seed, total)
     lines = [
-        f"{count}{f' at {part.img_size} px' if part.img_size else ''} "
-        f"seen by {', '.join(n for n in names if n in teachers) or 'none of them'}"
+        f"{count}{_sizes(part)} seen by {', '.join(n for n in names if n in teachers) or 'none of them'}"
         for count, teachers, part in zip(parts.counts, parts.teachers, config, strict=True)
     ]
     everywhere = [name for name in names if not any(name in teachers for teachers in parts.teachers)]
     lines += [f"all seen by {', '.join(everywhere)}"] if everywhere else []
     preflight.facts["partitions"] = f"of the {total} micro-batches of a step {'; '.join(lines)}"
+
+
+def _sizes(partition: PartitionConfig) -> str:
+    """Return the sizes of a partition for ``plan``; empty if it sets none."""
+    sizes = partition_sizes(partition)
+    if len(sizes) > 1:
+        return f" at {', '.join(f'{size} ({chance:.0%})' for size, chance in sizes)} px"
+    return f" at {sizes[0][0]} px" if sizes else ""
 
 
 def stages(preflight: Preflight) -> None:

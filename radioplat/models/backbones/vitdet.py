@@ -45,17 +45,18 @@ class Windows:
 
 
 def global_layers(depth: int, num_global: int | None = None, num_windowed: int | None = None) -> frozenset[int]:
-    """Return the indices of the blocks that attend globally.
+    """Return the indices of the blocks that attend globally: every ``period``-th, and the last.
+
+    The period is that of TAO and NVlabs/RADIO. If it does not divide the depth, there are more than ``num_global``.
 
     Args:
         depth: number of blocks of the ViT.
-        num_global: how many, spread evenly; default 4.
+        num_global: sets the period ``depth // num_global``; default 4, or half of the blocks if there are fewer than 8.
         num_windowed: instead, how many windowed blocks come before each global one.
     """
-    if num_windowed is not None:
-        return frozenset(i for i in range(depth) if (i + 1) % (num_windowed + 1) == 0) | {depth - 1}
-    count = min(num_global or NUM_GLOBAL, depth)
-    return frozenset(round((j + 1) * depth / count) - 1 for j in range(count))
+    count = num_global or min(NUM_GLOBAL, max(depth // 2, 1))
+    period = max(depth // count, 1) if num_windowed is None else num_windowed + 1
+    return frozenset(range(period - 1, depth, period)) | {depth - 1}
 
 
 def design_windows(

@@ -142,7 +142,7 @@ def _mistyped(value: Any, kind: type, key: str, path: str) -> Iterator[Problem]:
     if _holds_sections(hint) or _is_interpolation(value) or type(value) is strip_optional(hint):
         return
     try:
-        OmegaConf.update(_blank(kind), key, value)  # values that earlier calls left there do not matter
+        OmegaConf.update(_blank(kind), key, value, merge=False)  # replaces what an earlier call left there
     except OmegaConfBaseException as error:
         full = getattr(error, "full_key", None) or key
         at = path + full.removeprefix(key) if full.startswith(key) else path

@@ -26,7 +26,7 @@ from radioplat.spec.loading.tao_dino import accept_dino
 from radioplat.spec.loading.tao_fields import accept_tao_fields
 from radioplat.spec.loading.tao_objective import accept_tao_objective
 from radioplat.spec.ranges import range_problems
-from radioplat.spec.resolved.image_sizes import scale_faults
+from radioplat.spec.resolved.image_sizes import scale_problems
 from radioplat.spec.schema.root import Spec
 
 
@@ -61,7 +61,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         spec = _merged(tree)
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
-    problems = [*scale_faults(spec.dataset.augmentation.multi_scales), *range_problems(spec)]
+    problems = [*scale_problems(spec), *range_problems(spec)]
     if problems:
         raise SpecError(*_located(problems, name))
     return spec

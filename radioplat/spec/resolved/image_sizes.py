@@ -1,7 +1,7 @@
 """Image sizes and teachers of the student in each stage and partition.
 
-The size of a micro-batch is the ``img_size`` of its partition; else that of its stage; else the draw of
-``stochastic_resolutions`` or ``multi_scales``; else ``dataset.img_size``.
+The size of a micro-batch is the ``img_size`` of its partition, or drawn from the partition's ``sizes``; else the
+``img_size`` of its stage; else the draw of ``stochastic_resolutions`` or ``multi_scales``; else ``dataset.img_size``.
 """
 
 from __future__ import annotations
@@ -51,22 +51,35 @@ def stages_of(spec: Spec) -> list[Stage]:
     return stages or [Stage(0, 0, FOREVER)]
 
 
-def scale_faults(scales: list[Any]) -> Iterator[Problem]:
-    """Yield problems of ``multi_scales``: entries that are neither sizes nor mappings, and a mixture of both."""
-    where = "dataset.augmentation.multi_scales"
-    for i, entry in enumerate(scales):
+def scale_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield problems of ``multi_scales`` and of ``sizes`` of partitions that are no sizes and probabilities at all."""
+    yield from _scale_faults(spec.dataset.augmentation.multi_scales, "dataset.augmentation.multi_scales")
+    for i, partition in enumerate(spec.distill.partitions):
+        if partition.sizes is not None:
+            yield from _scale_faults(partition.sizes, f"distill.partitions[{i}].sizes")
+
+
+def _scale_faults(scales: Any, where: str) -> Iterator[Problem]:
+    """Yield entries that are neither sizes nor mappings, and a mixture of both."""
+    name = where.rpartition(".")[2]
+    hint = f"Write {name}: [224, 256], or {name}: [{{224: 0.1}}, {{256: 0.9}}]."
+    if not isinstance(scales, list | dict):
+        yield Problem(f"sizes are expected here, not {scales!r}", where, hint)
+        return
+    entries = [scales] if isinstance(scales, dict) else scales
+    for i, entry in enumerate(entries):
         pairs = entry.items() if isinstance(entry, dict) else ((entry, 1.0),)
         if not all(type(size) is int and type(chance) in (int, float) for size, chance in pairs):
-            hint = "Write multi_scales: [224, 256], or multi_scales: [{224: 0.1}, {256: 0.9}]."
-            yield Problem(f"a size or {{size: probability}} is expected here, not {entry!r}", f"{where}[{i}]", hint)
-    if len({isinstance(entry, dict) for entry in scales}) > 1:
+            at = where if isinstance(scales, dict) else f"{where}[{i}]"
+            yield Problem(f"a size or {{size: probability}} is expected here, not {entry!r}", at, hint)
+    if len({isinstance(entry, dict) for entry in entries}) > 1:
         yield Problem("some of these sizes have a probability and others have none", where, "Give all of them one.")
 
 
-def scale_chances(scales: list[Any]) -> dict[int, float]:
-    """Return the unnormalised probability of each size of ``multi_scales``; repeated mappings add up."""
+def scale_chances(scales: list[Any] | dict[int, float] | None) -> dict[int, float]:
+    """Return the unnormalised probability of each size of ``multi_scales`` or ``sizes``; repeated mappings add up."""
     chances: dict[int, float] = {}
-    for entry in scales:
+    for entry in [scales] if isinstance(scales, dict) else scales or ():
         if isinstance(entry, dict):
             for size, chance in entry.items():
                 chances[size] = chances.get(size, 0.0) + chance
@@ -75,8 +88,13 @@ def scale_chances(scales: list[Any]) -> dict[int, float]:
     return chances
 
 
+def _normalised(chances: dict[int, float]) -> Draw:
+    total = sum(chances.values())
+    return tuple((size, chances[size] / total) for size in sorted(chances) if chances[size] > 0)
+
+
 def drawn_sizes(spec: Spec) -> Draw:
-    """Return the distribution of the student's size where no stage or partition fixes it; empty for a constant size.
+    """Return the distribution of the student's size where no stage or partition sets it; empty for a constant size.
 
     ``stochastic_resolutions`` of all teachers are merged: the largest probability of each size, renormalised.
     """
@@ -84,21 +102,28 @@ def drawn_sizes(spec: Spec) -> Draw:
     for teacher in spec.distill.teacher:
         for size, chance in teacher.stochastic_resolutions.items():
             merged[size] = max(chance, merged.get(size, 0.0))
-    total = sum(merged.values())
-    return tuple((size, merged[size] / total) for size in sorted(merged) if merged[size] > 0)
+    return _normalised(merged)
+
+
+def partition_sizes(partition: PartitionConfig | None) -> Draw:
+    """Return the distribution of the student's size that ``partition`` sets; empty if it sets none."""
+    if partition is not None and partition.img_size:
+        return ((partition.img_size, 1.0),)
+    return _normalised(scale_chances(partition.sizes)) if partition is not None else ()
 
 
 def draw_at(spec: Spec, stage: Stage, partition: PartitionConfig | None) -> Draw:
     """Return the distribution of the student's size in ``partition`` and ``stage``; never empty."""
-    fixed = (partition.img_size if partition else None) or stage.img_size
-    if fixed:
-        return ((fixed, 1.0),)
+    if own := partition_sizes(partition):
+        return own
+    if stage.img_size:
+        return ((stage.img_size, 1.0),)
     return drawn_sizes(spec) or ((spec.dataset.img_size, 1.0),)
 
 
 def changes_by_plan(spec: Spec) -> bool:
     """Return True if stages or partitions set sizes of views."""
-    return bool(spec.distill.stages) or any(part.img_size for part in spec.distill.partitions)
+    return bool(spec.distill.stages) or any(map(partition_sizes, spec.distill.partitions))
 
 
 def student_sizes(spec: Spec) -> Draw:
@@ -108,18 +133,15 @@ def student_sizes(spec: Spec) -> Draw:
 
 def sizes_seen_with(spec: Spec, teacher: str | None) -> Draw:
     """Return :func:`student_sizes` over the micro-batches that ``teacher`` sees; over all of them for None."""
-    fixed = any(stage.img_size for stage in stages_of(spec)) or any(p.img_size for p in spec.distill.partitions)
-    if not fixed:
+    if not any(stage.img_size for stage in stages_of(spec)) and not any(map(partition_sizes, spec.distill.partitions)):
         return drawn_sizes(spec)
     total: dict[int, float] = {}
     for stage, partition, weight in stretches(spec):
         if teacher is None or (stage.has(teacher) and sees(spec, partition, teacher)):
             for size, chance in draw_at(spec, stage, partition):
                 total[size] = total.get(size, 0.0) + chance * weight
-    whole = sum(total.values())
-    if not whole > 0:  # it sees no micro-batch, which the checks refuse
-        return drawn_sizes(spec) or ((spec.dataset.img_size, 1.0),)
-    return tuple((size, total[size] / whole) for size in sorted(total) if total[size] > 0)
+    # It is empty if the teacher sees no micro-batch, which the checks refuse.
+    return _normalised(total) or drawn_sizes(spec) or ((spec.dataset.img_size, 1.0),)
 
 
 def stretches(spec: Spec) -> Iterator[tuple[Stage, PartitionConfig | None, float]]:

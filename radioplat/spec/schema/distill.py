@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -233,6 +234,8 @@ class PartitionConfig:
     teachers: list[str] = field(default_factory=list)
     # side in pixels of the student's view in this partition; unset: dataset.img_size
     img_size: int | None = number(None, at_least=1, at_most=65_536)
+    # instead of img_size, sizes to draw from for each micro-batch: {size: probability}, or a list as multi_scales
+    sizes: Any = number(None, at_least=0)
 
 
 @dataclass

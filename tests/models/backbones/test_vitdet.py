@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -123,12 +125,16 @@ def test_global_blocks(depth, num_global, num_windowed, expected):
     assert global_layers(depth, num_global, num_windowed) == expected
 
 
-@given(depth=st.integers(1, 60), count=st.integers(1, 60))
-def test_global_blocks_are_spread_evenly_and_end_with_the_last(depth, count):
-    found = sorted(global_layers(depth, count))
-    assert len(found) == min(depth, count) and found[-1] == depth - 1
-    gaps = [b - a for a, b in zip([-1, *found], found, strict=False)]
-    assert max(gaps) - min(gaps) <= 1
+def test_global_blocks_are_those_of_tao_and_nvlabs():
+    """For depths 4 to 48 and every setting that they take; where they fail, no block is left to be windowed."""
+    assert global_layers(27, 4) == global_layers(27) == {5, 11, 17, 23, 26}  # SO400M
+    lines = (Path(__file__).parent / "vitdet_global_blocks.txt").read_text().splitlines()
+    for setting, blocks in (line.split(": ") for line in lines if not line.startswith("#")):
+        name, value = setting.split()
+        for depth, mask in zip(range(4, 49), blocks.split(), strict=True):
+            bits = (1 << depth) - 1 if mask == "-" else int(mask, 16)
+            expected = {i for i in range(depth) if bits >> i & 1}
+            assert global_layers(depth, **{name: int(value)}) == expected, (depth, setting)
 
 
 def test_sizes_where_none_are_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import yaml
 
@@ -79,18 +81,44 @@ def test_sizes_with_probabilities_are_drawn_in_proportion_to_them():
 
 
 @pytest.mark.parametrize(
-    ("scales", "where"),
+    ("scales", "place"),
     [
-        ([224, "large"], "multi_scales[1]"),
-        ([224, {256: 0.5}], "multi_scales"),
-        ([{256: 0.5}, {"large": 0.5}], "multi_scales[1]"),
-        ([{256: "often"}], "multi_scales[0]"),
-        ([224, True], "multi_scales[1]"),
-        ([[224, 0.5]], "multi_scales[0]"),
-        ([224, None], "multi_scales[1]"),
+        ([224, "large"], "[1]"),
+        ([224, {256: 0.5}], ""),
+        ([{256: 0.5}, {"large": 0.5}], "[1]"),
+        ([{256: "often"}], "[0]"),
+        ([224, True], "[1]"),
+        ([[224, 0.5]], "[0]"),
+        ([224, None], "[1]"),
     ],
 )
-def test_what_is_no_size_is_refused_by_its_place(scales, where):
+def test_what_is_no_size_is_refused_by_its_place(scales, place):
     with pytest.raises(SpecError) as caught:
-        spec_of(dataset={"augmentation": {"multi_scales": scales}})
-    assert [p.where for p in caught.value.problems] == [f"dataset.augmentation.{where}"]
+        spec_of(dataset={"augmentation": {"multi_scales": scales}}, partitions=[{"share": 1, "sizes": scales}])
+    places = [f"dataset.augmentation.multi_scales{place}", f"distill.partitions[0].sizes{place}"]
+    assert [p.where for p in caught.value.problems] == places
+
+
+@pytest.mark.parametrize("sizes", [0, False, "", "large", {"large": 1}, {256: "often"}, {256: -1}, {256: math.nan}])
+def test_sizes_of_a_partition_that_are_none(sizes):
+    with pytest.raises(SpecError) as caught:
+        spec_of(partitions=[{"share": 1, "sizes": sizes}])
+    (problem,) = caught.value.problems
+    assert problem.where.removesuffix(".256") == "distill.partitions[0].sizes"
+
+
+@pytest.mark.parametrize("sizes", [{512: 0.75, 256: 0.25}, [{256: 1}, {512: 1}, {512: 2}], [{256: 1, 512: 3}]])
+def test_a_partition_draws_its_own_sizes(sizes):
+    """Half of the micro-batches are of this partition, and a stage has a size for the others."""
+    partitions = [{"share": 0.5, "teachers": ["a"], "sizes": sizes}, {"share": 0.5, "teachers": ["b"]}]
+    spec = spec_of(partitions=partitions, stages=[{"steps": 300, "img_size": 192}, {"steps": 100}])
+    first, second = stages_of(spec)
+    assert changes_by_plan(spec) and changes_by_plan(spec_of(partitions=partitions))
+    for stage, other in ((first, 192), (second, 224)):
+        assert draw_at(spec, stage, spec.distill.partitions[0]) == ((256, 0.25), (512, 0.75))
+        assert draw_at(spec, stage, spec.distill.partitions[1]) == ((other, 1.0),)
+    assert sizes_seen_with(spec, "a") == ((256, 0.25), (512, 0.75)), "teachers without input_size see these"
+    assert student_sizes(spec) == ((192, 0.375), (224, 0.125), (256, 0.125), (512, 0.375))
+    a, b, c = resolve_teachers(spec)
+    assert (a.sizes, b.sizes, b.view, c.view) == (((256, 0.25), (512, 0.75)), (), "512", MATCHED)
+    assert load_spec(yaml.safe_load(to_yaml(spec))) == spec

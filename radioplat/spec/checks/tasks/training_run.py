@@ -155,6 +155,11 @@ def _draws(spec: Spec) -> Iterator[Problem]:
         if draw and scales:
             yield Problem("two fields set the student's image sizes", where, f"Leave this one or {field} empty.")
         yield from _chances(draw, field)
+    for i, partition in enumerate(spec.distill.partitions):
+        field = f"distill.partitions[{i}].sizes"
+        if partition.img_size and partition.sizes:
+            yield Problem("img_size sets the size of this partition already", field, "Leave out one of them.")
+        yield from _chances(scale_chances(partition.sizes), field)
 
 
 def _chances(draw: dict[int, float], where: str) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.unused_fields import unknown_teacher, unused_fields
-from radioplat.spec.resolved.image_sizes import drawn_sizes, sees, stages_of
+from radioplat.spec.resolved.image_sizes import drawn_sizes, partition_sizes, sees, stages_of
 from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
 from radioplat.spec.schema.distill import Source, TargetNormType
 from radioplat.spec.schema.root import Spec
@@ -61,12 +61,14 @@ def _taught(spec: Spec, names: list[str]) -> Iterator[Problem]:
 def _without_effect(spec: Spec) -> Iterator[Problem]:
     """Check for sizes that other fields replace in all micro-batches."""
     stages, partitions = spec.distill.stages, spec.distill.partitions
-    of_partitions = bool(partitions) and all(part.img_size for part in partitions)
+    of_partitions = bool(partitions) and all(map(partition_sizes, partitions))
     if of_partitions:
         for where in (f"{_WHERE}[{i}].img_size" for i, stage in enumerate(stages) if stage.img_size):
             yield Problem("every partition sets the size too", where, "Leave out one of them.")
     if drawn_sizes(spec) and (of_partitions or (stages and all(stage.img_size for stage in stages))):
-        where = f"{_WHERE}[0].img_size" if not of_partitions else "distill.partitions[0].img_size"
+        where = f"{_WHERE}[0].img_size"
+        if of_partitions:
+            where = f"distill.partitions[0].{'img_size' if partitions[0].img_size else 'sizes'}"
         message = "it replaces the sizes of multi_scales or stochastic_resolutions everywhere"
         yield Problem(message, where, "Leave out one of them.")
 

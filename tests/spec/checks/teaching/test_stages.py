@@ -24,6 +24,8 @@ TWO = "train.global_batch_size=64"
         [THREE, "train.max_steps=50"],
         [HALVES, TWO],
         [HALVES, TWO, THREE.replace(f", teachers: [{A}]", "")],
+        [HALVES.replace("img_size: 448", "sizes: {224: 0.25, 448: 0.75}"), TWO],
+        [HALVES.replace("img_size: 448", "img_size: 448, sizes: []"), TWO],
         [f"{T}.mosaic=2"],
         ["dataset.train_dataset.shift_equivariance=true"],
         ["dataset.train_dataset.full_equivariance=true"],
@@ -53,6 +55,31 @@ def test_what_fits(overrides):
             "does not teach there",
         ),
         ([HALVES.replace("448", "0"), TWO], "distill.partitions[0].img_size", "at least 1"),
+        (
+            [HALVES.replace("448", "448, sizes: [224, 448]"), TWO],
+            "distill.partitions[0].sizes",
+            "img_size sets the size",
+        ),
+        (
+            [HALVES.replace("img_size: 448", "sizes: {0: 0.5, 448: 0.5}"), TWO],
+            "distill.partitions[0].sizes",
+            "at least 1",
+        ),
+        ([HALVES.replace("img_size: 448", "sizes: {448: 0}"), TWO], "distill.partitions[0].sizes", "above 0"),
+        (
+            [HALVES.replace("}]", ", sizes: [224]}]"), TWO, f"{S}=[{{steps: 5, img_size: 256}}]"],
+            f"{S}[0].img_size",
+            "every partition sets the size",
+        ),
+        (
+            [
+                HALVES.replace("}]", ", img_size: 224}]").replace("img_size: 448", "sizes: [448]"),
+                TWO,
+                "dataset.augmentation.multi_scales=[224, 256]",
+            ],
+            "distill.partitions[0].sizes",
+            "it replaces the sizes",
+        ),
         (
             [HALVES.replace("}]", ", img_size: 224}]"), TWO, f"{S}=[{{steps: 5, img_size: 256}}]"],
             f"{S}[0].img_size",
