@@ -35,6 +35,13 @@ _BACKBONE_MARKS = (
 )
 
 
+# Meta's Perception Encoder, by width.
+_PE_CORE = {
+    **{192: "PE-Core-T16-384", 384: "PE-Core-S16-384", 768: "PE-Core-B16-224"},
+    **{1024: "PE-Core-L14-336", 1536: "PE-Core-G14-448"},
+}
+
+
 @dataclass(frozen=True)
 class Inspection:
     """Result of inspecting a weight file.
@@ -172,9 +179,9 @@ def _dino(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
     width = tensors["cls_token"].shape[-1] if "cls_token" in tensors else 0
     size = {384: "s", 768: "b", 1024: "l", 1536: "g", 1280: "hplus", 4096: "7b"}.get(width)
     if not size:
-        return []
-    if layout.startswith("DINOv3"):
-        return [f"dinov3_vit{size}16"]
+        return ["eupe_vitt16"] if width == 192 else []
+    if layout.startswith("DINOv3"):  # a file of EUPE has the same names and shapes
+        return [f"dinov3_vit{size}16", *([f"eupe_vit{size}16"] if size in "sb" else [])]
     return [f"dinov2_vit{size}14" + ("_reg" if "register_tokens" in tensors else "")]
 
 
@@ -185,6 +192,8 @@ def _clip(tensors: dict[str, torch.Tensor]) -> list[str]:
     if kernel is None or kernel.ndim != 4:
         return []
     if "visual.ln_pre.weight" not in tensors and (named := _nv_clip(kernel.shape[0], tensors)):
+        return [named]
+    if "visual.attn_pool.probe" in tensors and (named := _PE_CORE.get(kernel.shape[0])):
         return [named]
     letter = {768: "B", 1024: "L", 1152: "SO400M", 1280: "H", 1408: "g", 1664: "bigG"}.get(kernel.shape[0])
     suffix = "-SigLIP" if any("attn_pool" in k for k in tensors) else ""

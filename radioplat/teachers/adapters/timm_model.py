@@ -51,8 +51,9 @@ class TimmTeacher(Adapter):
         where = f"{teacher.where}.model.backbone"
         options, kwargs = options_of(teacher, summary=(cls.default_summary, *SUMMARIES))
         classes = kwargs.pop("num_classes", None)
-        name = names.resolve(cls.timm_name(teacher.backbone.type or ""), where=f"{where}.type").name
-        cfg = cls.record(teacher.backbone.type or "", name)
+        tagged = cls.timm_name(teacher.backbone.type or "")
+        name = names.resolve(tagged, where=f"{where}.type").name
+        cfg = cls.record(tagged, name)
         summary = cls.summary_for(options["summary"], name, cfg)
         wanted_classes = 0
         if "logits" in teacher.wanted or summary == "projection":
@@ -66,19 +67,19 @@ class TimmTeacher(Adapter):
         return cls(
             backbone,
             summary,
-            native_input_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "") or cls.kind == "clip"),
+            native_input_of(cfg, name, _WORDS[own], tagged="." in tagged or cls.kind == "clip"),
             logits,
         )
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
-        """Return timm's name for ``type_name``."""
+        """Return timm's name for ``type_name``, with the tag of the weights if ``type_name`` determines it."""
         return type_name
 
     @classmethod
-    def record(cls, type_name: str, name: str) -> Any:
-        """Return timm's record of the weights of ``type_name``, or None."""
-        return pretrained_cfg(type_name, name)
+    def record(cls, tagged: str, name: str) -> Any:
+        """Return timm's record of the weights of ``tagged``, timm's name, or None."""
+        return pretrained_cfg(tagged, name)
 
     @classmethod
     def built_for(cls, teacher: ResolvedTeacher) -> int | None:
@@ -102,7 +103,7 @@ class TimmTeacher(Adapter):
             fresh: prefixes of tensors that may be missing.
         """
         where, path = weights_field(teacher), weights_of(teacher)
-        tensors = self.prepared(read_weights(path, where))
+        tensors = self.prepared(read_weights(path, where), where)
         ignore = self.backbone.classifier_prefix
         try:
             return fit(self.target, tensors, path, where, ignore, fresh)
@@ -112,7 +113,7 @@ class TimmTeacher(Adapter):
                 raise
             return fit(self.target, renamed, path, where, ignore, fresh)
 
-    def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def prepared(self, tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
         """Select the tensors of the file that may be used; all, unless a family drops some."""
         return tensors
 

@@ -47,7 +47,9 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
             "DINOv2",
             "dinov2_vits14_reg",
         ),
-        ({"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)}, "DINOv3", "dinov3_vitb16"),
+        ({"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)}, "DINOv3", "dinov3_vitb16 eupe_vitb16"),
+        ({"cls_token": (1, 1, 192), "storage_tokens": (1, 4, 192)}, "DINOv3", "eupe_vitt16"),
+        ({"visual.conv1.weight": (768, 3, 16, 16), "visual.attn_pool.probe": (1, 1, 768)}, "CLIP", "PE-Core-B16-224"),
         ({"visual.conv1.weight": (768, 3, 32, 32), "token_embedding.weight": (9, 9)}, "CLIP", "ViT-B-32"),
         (
             {"visual.conv1.weight": (1280, 3, 14, 14), "visual.positional_embedding": (257, 1280)},
@@ -72,11 +74,11 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
         ({"base_model.patch_generator.embedder.weight": (8, 12), "_heads.clip.fc1.bias": (2,)}, "RADIO", "radio"),
         ({"vision_model.encoder.layers.0.x": (2,), "vision_model.embeddings.y": (2,)}, "Hugging Face", "hf"),
     ],
-    ids=["dinov2", "dinov3", "clip", "nv-clip h", "nv-clip l", "clip l", "sam", "radio", "hf"],
+    ids=["dinov2", "dinov3", "eupe", "pe", "clip", "nv-clip h", "nv-clip l", "clip l", "sam", "radio", "hf"],
 )
 def test_other_layouts(tensors, layout, types, tmp_path):
     found = inspect_weights(saved({k: torch.zeros(v) for k, v in tensors.items()}, tmp_path / "w.pth"))
-    assert found.layout.startswith(layout) and found.types == [types]
+    assert found.layout.startswith(layout) and found.types == types.split()
 
 
 def test_refused(tmp_path):
