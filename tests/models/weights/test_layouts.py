@@ -47,7 +47,11 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
             "DINOv2",
             "dinov2_vits14_reg",
         ),
-        ({"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)}, "DINOv3", "dinov3_vitb16 eupe_vitb16"),
+        (
+            {"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)},
+            "DINOv3",
+            "dinov3_vitb16 eupe_vitb16",
+        ),
         ({"cls_token": (1, 1, 192), "storage_tokens": (1, 4, 192)}, "DINOv3", "eupe_vitt16"),
         ({"visual.conv1.weight": (768, 3, 16, 16), "visual.attn_pool.probe": (1, 1, 768)}, "CLIP", "PE-Core-B16-224"),
         ({"visual.conv1.weight": (768, 3, 32, 32), "token_embedding.weight": (9, 9)}, "CLIP", "ViT-B-32"),
