@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import WeightsError
+from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.backbones.timm_shapes import timm_names
-from radioplat.models.weights.radio_layout import fold_spectral, is_radio
+from radioplat.models.weights.radio_layout import fold_spectral, is_radio, under_prefix
 from radioplat.models.weights.read import Contents, read_checkpoint, require_finite
 
 # Patterns of tensor names that identify a layout; the first match counts.
@@ -130,7 +131,7 @@ def _look(path: Path, contents: Contents) -> tuple[Inspection, dict[str, torch.T
         layout, types = "RADIO (NVlabs)", ["radio"]
         return _report(path, layout, types, {}, dropped, original, notes), folded
     layout = next((name for name, mark in _MARKS if any(mark.fullmatch(k) for k in tensors)), "timm")
-    prefix = _prefix_of(tensors) if layout == "timm" else ""
+    prefix = (under_prefix(tensors)[0] or _prefix_of(tensors)) if layout == "timm" else ""
     if prefix:
         layout = f"Lightning or TAO, backbone under {prefix!r}"
         for key in tensors:
@@ -172,7 +173,21 @@ def _types(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
         return _dino(layout, tensors)
     if layout.startswith("CLIP"):
         return _clip(tensors)
-    return timm_names(tensors)
+    return _radio_names(tensors) or timm_names(tensors)
+
+
+def _radio_names(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Return NVlabs' names of a RADIO ViT alone, as TAO writes it: by width, layers and tokens before the patches."""
+    tokens = tensors.get("patch_generator.cls_token.token")
+    sizes = {size["embed_dim"]: name for name, size in VIT_SIZES.items()}
+    if tokens is None or tokens.shape[1] not in sizes:
+        return []
+    size = sizes[tokens.shape[1]]
+    if "blocks.0.mlp.norm.weight" in tensors:
+        return [f"c_radio_{early}_vit_{size}_patch16_mlpnorm" for early in ("p1", "p2", "p3")]
+    if "blocks.0.ls1.gamma" in tensors:
+        return [f"c_radio_v3_vit_{size}_patch16_reg4_dinov2"]
+    return [f"c_radio_{'v4' if len(tokens) == 10 else 'v2'}_vit_{size}_patch16"]
 
 
 def _dino(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:

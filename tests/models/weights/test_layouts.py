@@ -40,6 +40,25 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("extra", "tokens", "types"),
+    [
+        ({"ls1.gamma": 768}, 8, ["c_radio_v3_vit_base_patch16_reg4_dinov2"]),
+        ({}, 8, ["c_radio_v2_vit_base_patch16"]),
+        ({}, 10, ["c_radio_v4_vit_base_patch16"]),
+        ({"mlp.norm.weight": 3072}, 16, [f"c_radio_{early}_vit_base_patch16_mlpnorm" for early in ("p1", "p2", "p3")]),
+    ],
+)
+def test_taos_student(extra, tokens, types, tmp_path):
+    front = {"embedder.weight": (768, 768), "pos_embed": (1, 4, 768), "cls_token.token": (tokens, 768)}
+    shapes = {f"patch_generator.{k}": v for k, v in front.items()} | {f"blocks.0.{k}": (v,) for k, v in extra.items()}
+    state = {f"model.radio.radio.model.{k}": torch.zeros(v) for k, v in shapes.items()}
+    path = saved({"state_dict": state | {"model.head.weight": torch.zeros(3)}}, tmp_path / "tao.pth")
+    found, out = convert_weights(path)
+    assert found.layout.endswith("'model.radio.radio.model.'") and found.types == types
+    assert list(found.dropped) == ["model.head.weight"] and set(read_weights(out)) == set(shapes)
+
+
+@pytest.mark.parametrize(
     ("tensors", "layout", "types"),
     [
         (
