@@ -73,7 +73,6 @@ _UNAVAILABLE: list[tuple[str, str, str]] = [
     (r"faster_vit_.*", "FasterViT is in neither timm nor transformers", "fastvit_sa24, nextvit_small"),
     (r"fan_(\w+_p16_224.*|xlarge.*|swin.*)", "only FAN's hybrids up to large are built", "fan_small_12_p4_hybrid"),
     (r"edgenext_\w+_bn_hs", "timm lacks EdgeNeXt with BatchNorm and hard swish", "edgenext_small"),
-    (r"vit_(small|base)_\w+_swiglu.*", "DINOv2 with SwiGLU is large or giant", "vit_large_patch14_dinov2_swiglu"),
 ]
 
 

@@ -3,8 +3,8 @@
 Importing this module registers them with timm. ``mit_b0`` to ``mit_b5`` are SegFormer's encoders (Xie et al. 2021,
 arXiv 2105.15203): timm's PVT v2 with narrower MLPs, whose tensors have the same names.
 ``vit_large_patch14_dinov2_swiglu`` is DINOv2's ViT-L with the kind of MLP that its ViT-g has. ``gcvit_large``,
-``gcvit_base_384`` and ``gcvit_large_384`` follow GC ViT (Hatamizadeh et al. 2023, arXiv 2206.09959), ``efficientvit_l0``
-EfficientViT (Cai et al. 2023, arXiv 2205.14756).
+``gcvit_base_384`` and ``gcvit_large_384`` follow GC ViT (Hatamizadeh et al. 2023, arXiv 2206.09959),
+``efficientvit_l0`` follows EfficientViT (Cai et al. 2023, arXiv 2205.14756).
 """
 
 from __future__ import annotations

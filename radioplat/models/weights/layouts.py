@@ -208,8 +208,8 @@ def _clip(tensors: dict[str, torch.Tensor]) -> list[str]:
         return []
     if "visual.ln_pre.weight" not in tensors and (named := _nv_clip(kernel.shape[0], tensors)):
         return [named]
-    if "visual.attn_pool.probe" in tensors and (named := _PE_CORE.get(kernel.shape[0])):
-        return [named]
+    if "visual.attn_pool.probe" in tensors and kernel.shape[0] in _PE_CORE:
+        return [_PE_CORE[kernel.shape[0]]]
     letter = {768: "B", 1024: "L", 1152: "SO400M", 1280: "H", 1408: "g", 1664: "bigG"}.get(kernel.shape[0])
     suffix = "-SigLIP" if any("attn_pool" in k for k in tensors) else ""
     return [f"ViT-{letter}-{kernel.shape[-1]}{suffix}"] if letter else []
