@@ -184,10 +184,13 @@ def open_config(folder: Path, field: str) -> tuple[dict[str, Any], Any]:
     try:
         raw = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=field) from None
+        hint = "Give a folder with config.json and model.safetensors, as Hugging Face has it."
+        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=field, hint=hint) from None
     kind = raw.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         hint = "Code inside the folder is never run. A class of your own: model.backbone.type: package.module:Class."
+        if "pretrained_cfg" in raw:
+            hint = f"It is timm's: model.backbone.type: {raw.get('architecture')}, with its model.safetensors."
         raise SpecError(f"transformers has no model of type {kind!r}", where=field, hint=hint)
     return raw, transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
 
