@@ -276,12 +276,15 @@ def _args(student: Student, teachers: list[dict[str, Any]], per_teacher: bool, r
     architecture, backbone = student.architecture, student.backbone
     kwargs = dict(names.resolve(architecture.type, architecture.kwargs).kwargs)
     drop, drop_path = kwargs.pop("drop_rate", 0.0), kwargs.pop("drop_path_rate", 0.0)
+    model = TIMM_NAMES.get(kwargs["embed_dim"], "vit_base_patch16_224")
+    if kwargs.pop("mlp_norm", False):  # NVlabs have a model of this form, not an argument
+        model = "vit_huge_patch16_224_mlpnorm"
     table, patch = backbone.patch_generator.side * backbone.stride, backbone.stride
     kwargs = {k: v for k, v in kwargs.items() if k not in FRONT_ARGUMENTS}
     # Its loader crops positions like CPE only if the table's size differs from that of timm's model.
     kwargs["img_size"] = patch if table != patch else 2 * patch
     return {
-        "model": TIMM_NAMES.get(kwargs["embed_dim"], "vit_base_patch16_224"),
+        "model": model,
         "pretrained": False,
         "in_chans": 3,
         "input_size": [3, architecture.img_size, architecture.img_size],

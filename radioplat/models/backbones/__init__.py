@@ -1,1 +1,1 @@
-"""Backbones by name: timm, RADIO ViT, NV-CLIP, FAN."""
+"""Backbones by name: timm, RADIO ViT, NV-CLIP, FAN, sizes of TAO's."""

@@ -11,6 +11,7 @@ from typing import Any
 import timm
 
 import radioplat.models.backbones.nv_clip  # noqa: F401  registers its models with timm
+import radioplat.models.backbones.tao_sizes  # noqa: F401  registers its models with timm
 from radioplat.errors import SpecError
 
 # Width, depth and heads of the ViT sizes (ViT paper, table 1; DeiT for tiny and small; So400m from SigLIP).
@@ -25,17 +26,17 @@ VIT_SIZES: dict[str, dict[str, Any]] = {
 }
 
 _RADIO = re.compile(
-    r"(?:(?P<theirs>c_)?radio(?:_v(?P<version>\d)(?:_\d)?)?|radio(?P<sequence>1d))"
+    r"(?:(?P<theirs>c_)?radio(?:_(?:v(?P<version>\d)(?:_\d)?|(?P<early>p\d)))?|radio(?P<sequence>1d))"
     r"_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
     # the training size, like 224, does not change the structure
-    r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?"
+    r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?(?P<mlp_norm>_mlpnorm)?"
 )
 # Arguments of NVlabs' models (c_radio_*) that our radio_vit_* do not have: no norm after the last block, and a position
-# table for 2048 pixels. Those whose name ends in dinov2 also have LayerScale.
+# table for 2048 pixels. Those whose name ends in dinov2 also have LayerScale, in mlpnorm a norm inside each MLP.
 _THEIRS: dict[str, Any] = {"final_norm": False, "cpe_max_size": 2048}
 _LAYER_SCALE = 1e-5
 # By version: class tokens, how many of them make the summary, and the multiple to which registers pad the prefix.
-_TOKENS = {"4": (3, 2, 10)}
+_TOKENS = {"4": (3, 2, 10), "p1": (3, 3, 16), "p2": (4, 4, 16), "p3": (4, 3, 16)}
 _USUAL_TOKENS = (4, 3, 8)
 # Candidates for the nearest name, besides timm's own.
 _TAO = [
@@ -44,7 +45,7 @@ _TAO = [
         for v, tail in ((2, "224"), (3, "reg4_dinov2"), (4, "reg4_dinov2"))
         for size in ("base", "large", "huge")
     ),
-    *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base")),
+    *(f"gc_vit_{size}" for size in ("xxtiny", "xtiny", "tiny", "small", "base", "large")),
     *(f"fan_{size}" for size in ("tiny", "small", "base", "large")),
     *(f"resnet_{depth}" for depth in (18, 34, 50, 101, 152)),
 ]
@@ -56,7 +57,7 @@ _RENAMES: list[tuple[str, str]] = [
     (r"vit_(base|large)_patch16", r"vit_\1_patch16_224"),
     (r"vit_huge_patch14", "vit_huge_patch14_224"),
     (r"resnet_(\d+d?)", r"resnet\1"),
-    (r"gc_vit_(xxtiny|xtiny|tiny|small|base)", r"gcvit_\1"),
+    (r"gc_vit_(xxtiny|xtiny|tiny|small|base|large|base_384|large_384)", r"gcvit_\1"),
     (r"swin_(tiny|small)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
     (r"swin_(base|large)_(?:patch4_window7_)?224", r"swin_\1_patch4_window7_224"),
     (r"fan_tiny", "fan_tiny_8_p4_hybrid"),
@@ -72,12 +73,7 @@ _EXTENSIONS: list[tuple[str, str]] = [(r"fan_.*", "radioplat.models.backbones.fa
 _UNAVAILABLE: list[tuple[str, str, str]] = [
     (r"faster_vit_.*", "FasterViT is in neither timm nor transformers", "fastvit_sa24, nextvit_small"),
     (r"fan_(\w+_p16_224.*|xlarge.*|swin.*)", "only FAN's hybrids up to large are built", "fan_small_12_p4_hybrid"),
-    (r"gc_vit_(large|large_384|base_384)", "timm has GC ViT up to base, at 224 pixels", "gc_vit_base"),
     (r"edgenext_\w+_bn_hs", "timm lacks EdgeNeXt with BatchNorm and hard swish", "edgenext_small"),
-    (r"efficientvit_l0", "timm has EfficientViT from l1 on", "efficientvit_l1"),
-    (r"c_radio_p\d_.*", "these early releases of C-RADIO are not built", "c_radio_v2_vit_huge_patch16"),
-    (r"mit_b\d", "SegFormer's encoder is not built", "pvt_v2_b0 ... b5"),
-    (r"vit_(small|base|large)_\w+_swiglu.*", "timm has DINOv2 with SwiGLU as giant only", "vit_large_patch14_dinov2"),
 ]
 
 
@@ -116,12 +112,15 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
         implied: dict[str, Any] = {**VIT_SIZES[size], "patch_size": int(radio["patch"])}
         if radio["reg"]:
             implied["num_registers"] = int(radio["reg"])
-        if not (radio["theirs"] or radio["version"]):
+        version = radio["version"] or radio["early"]
+        if not (radio["theirs"] or version):
             return Architecture(True, name, {**implied, **kwargs}, sequence=bool(radio["sequence"]))
-        tokens, spoken, multiple = _TOKENS.get(radio["version"], _USUAL_TOKENS)
+        tokens, spoken, multiple = _TOKENS.get(version, _USUAL_TOKENS)
         implied |= _THEIRS | {"register_multiple": multiple}
         if radio["dinov2"]:
             implied["init_values"] = _LAYER_SCALE
+        if radio["mlp_norm"]:
+            implied["mlp_norm"] = True
         return Architecture(True, name, {**implied, **kwargs}, tokens, tuple(range(spoken)))
     for pattern, module in _EXTENSIONS:
         if re.fullmatch(pattern, name):

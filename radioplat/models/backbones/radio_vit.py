@@ -24,6 +24,7 @@ class RadioViT(nn.Module):
     Args:
         num_class_tokens: one for each distinct teacher, at least 1.
         cpe_max_size: side in pixels of the position table.
+        mlp_norm: a LayerNorm between the two layers of each MLP, as in the first C-RADIO.
         num_registers: registers after the class tokens; None: enough to make both a multiple of ``register_multiple``.
         kwargs: ``embed_dim, depth, num_heads, patch_size, mlp_ratio, drop_path_rate, ...`` as timm's VisionTransformer.
     """
@@ -36,6 +37,7 @@ class RadioViT(nn.Module):
         cpe_max_size: int,
         num_registers: int | None = None,
         register_multiple: int | None = None,
+        mlp_norm: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__()
@@ -59,6 +61,9 @@ class RadioViT(nn.Module):
         except (TypeError, AssertionError, ValueError) as error:
             raise SpecError(f"cannot build this ViT: {error}", where="model.backbone.kwargs") from None
         self.blocks, self.norm = vit.blocks, vit.norm
+        if mlp_norm:
+            for block in self.blocks:
+                block.mlp.norm = nn.LayerNorm(block.mlp.fc1.out_features)
         self.patch_generator = PatchGenerator(patch_size, vit.embed_dim, cpe_max_size, num_class_tokens, num_registers)
         self.summary_dim = num_class_tokens * vit.embed_dim
         self.token_dim = self.spatial_dim = vit.embed_dim

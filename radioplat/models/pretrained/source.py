@@ -15,7 +15,7 @@ from radioplat.models.modifiers.spectral import plain_tensors
 from radioplat.models.student.checkpoint import HEADS_FILE, STUDENT_FILE, is_checkpoint, read_architecture, read_tensors
 from radioplat.models.weights.downstream import find_downstream
 from radioplat.models.weights.manifest import require_unchanged
-from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio
+from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio, under_prefix
 from radioplat.models.weights.read import read_checkpoint, require_finite
 
 EMBEDDER, TABLE, TOKENS = (f"patch_generator.{k}" for k in ("embedder.weight", "pos_embed", "cls_token.token"))
@@ -87,7 +87,10 @@ def read_source(
             ignored = [f"what TAO's {task.name} has beside the backbone ({task.unused})"] if task.others else []
             source = SourceCheckpoint(f"TAO's {task.name}", task.tensors, ignored=ignored)
         else:
-            source = SourceCheckpoint("timm or plain tensors", contents.tensors)
+            prefix, backbone = under_prefix(contents.tensors)
+            others = len(contents.tensors) - len(backbone)
+            ignored = [f"what is not under {prefix!r} ({others} tensors)"] if others else []
+            source = SourceCheckpoint("timm or plain tensors", backbone, ignored=ignored)
     if not shapes_only:
         tensors = source.backbone | {
             f"{name}.{k}": v

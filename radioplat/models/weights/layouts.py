@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat.errors import WeightsError
+from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.weights.downstream import find_downstream
-from radioplat.models.weights.radio_layout import fold_spectral, is_radio
+from radioplat.models.weights.radio_layout import fold_spectral, is_radio, under_prefix
 from radioplat.models.weights.read import Contents, read_checkpoint, require_finite
 from radioplat.models.weights.timm_filter import timm_types
 
@@ -34,6 +35,13 @@ _BACKBONE_MARKS = (
     "layer1.0.conv1.weight",
     "layers.0.blocks.0.attn.relative_position_bias_table",
 )
+
+
+# Meta's Perception Encoder, by width.
+_PE_CORE = {
+    **{192: "PE-Core-T16-384", 384: "PE-Core-S16-384", 768: "PE-Core-B16-224"},
+    **{1024: "PE-Core-L14-336", 1536: "PE-Core-G14-448"},
+}
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,8 @@ def _look(path: Path, contents: Contents) -> tuple[Inspection, dict[str, torch.T
         tensors = downstream.tensors
         renamed = {downstream.prefix + name: name for name in tensors}
     layout = next((name for name, mark in _MARKS if any(mark.fullmatch(k) for k in tensors)), "timm")
-    prefix = _prefix_of(tensors) if layout == "timm" and not downstream else ""
+    bare = layout == "timm" and not downstream
+    prefix = (under_prefix(tensors)[0] or _prefix_of(tensors)) if bare else ""
     if prefix:
         layout = f"Lightning or TAO, backbone under {prefix!r}"
         for key in tensors:
@@ -173,16 +182,30 @@ def _types(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
         return _dino(layout, tensors)
     if layout.startswith("CLIP"):
         return _clip(tensors)
-    return timm_types(tensors)
+    return _radio_names(tensors) or timm_types(tensors)
+
+
+def _radio_names(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Return NVlabs' names of a RADIO ViT alone, as TAO writes it: by width, layers and tokens before the patches."""
+    tokens = tensors.get("patch_generator.cls_token.token")
+    sizes = {size["embed_dim"]: name for name, size in VIT_SIZES.items()}
+    if tokens is None or tokens.shape[1] not in sizes:
+        return []
+    size = sizes[tokens.shape[1]]
+    if "blocks.0.mlp.norm.weight" in tensors:
+        return [f"c_radio_{early}_vit_{size}_patch16_mlpnorm" for early in ("p1", "p2", "p3")]
+    if "blocks.0.ls1.gamma" in tensors:
+        return [f"c_radio_v3_vit_{size}_patch16_reg4_dinov2"]
+    return [f"c_radio_{'v4' if len(tokens) == 10 else 'v2'}_vit_{size}_patch16"]
 
 
 def _dino(layout: str, tensors: dict[str, torch.Tensor]) -> list[str]:
     width = tensors["cls_token"].shape[-1] if "cls_token" in tensors else 0
     size = {384: "s", 768: "b", 1024: "l", 1536: "g", 1280: "hplus", 4096: "7b"}.get(width)
     if not size:
-        return []
-    if layout.startswith("DINOv3"):
-        return [f"dinov3_vit{size}16"]
+        return ["eupe_vitt16"] if width == 192 else []
+    if layout.startswith("DINOv3"):  # a file of EUPE has the same names and shapes
+        return [f"dinov3_vit{size}16", *([f"eupe_vit{size}16"] if size in "sb" else [])]
     return [f"dinov2_vit{size}14" + ("_reg" if "register_tokens" in tensors else "")]
 
 
@@ -194,6 +217,8 @@ def _clip(tensors: dict[str, torch.Tensor]) -> list[str]:
         return []
     if "visual.ln_pre.weight" not in tensors and (named := _nv_clip(kernel.shape[0], tensors)):
         return [named]
+    if "visual.attn_pool.probe" in tensors and kernel.shape[0] in _PE_CORE:
+        return [_PE_CORE[kernel.shape[0]]]
     letter = {768: "B", 1024: "L", 1152: "SO400M", 1280: "H", 1408: "g", 1664: "bigG"}.get(kernel.shape[0])
     suffix = "-SigLIP" if any("attn_pool" in k for k in tensors) else ""
     return [f"ViT-{letter}-{kernel.shape[-1]}{suffix}"] if letter else []

@@ -115,6 +115,15 @@ def is_radio(tensors: dict[str, torch.Tensor]) -> bool:
     return any(f"{prefix}patch_generator.embedder.weight" in tensors for prefix in _BACKBONES)
 
 
+def under_prefix(tensors: dict[str, torch.Tensor]) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return what precedes the names of a RADIO ViT's tensors, and the tensors by the names that follow it.
+
+    TAO writes its students as ``model.radio.radio.model.*``. Of a file without such a ViT: nothing, and all tensors.
+    """
+    prefix = next((k.removesuffix(_FRONT[1]) for k in tensors if k.endswith(_FRONT[1])), "")
+    return prefix, {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
 def read_radio(path: str | Path, where: str = "", shapes_only: bool = False) -> Contents | None:
     """Read a file, or a folder's ``model.safetensors`` with the arguments in ``config.json``; None if there is none.
 
@@ -299,6 +308,8 @@ def _arguments(
         arguments["init_values"] = 1e-5
     if "blocks.0.attn.q_norm.weight" in backbone:
         arguments["qk_norm"] = True
+    if "blocks.0.mlp.norm.weight" in backbone and not model_kwargs.get("scale_mlp_norm"):
+        arguments["mlp_norm"] = True
     if "norm.weight" not in backbone:
         arguments["final_norm"] = False
     arguments.update({k: v for k, v in model_kwargs.items() if k in _GIVEN})

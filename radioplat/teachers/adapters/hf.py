@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -22,12 +23,20 @@ from radioplat.models.weights.read import require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, refuse_kwargs, weights_field, weights_of
 
-# Models for which AutoModel would also load a text tower.
-_TOWERS = {
-    "clip": "CLIPVisionModelWithProjection",
-    "siglip": "SiglipVisionModel",
-    "siglip2": "Siglip2VisionModel",
-    "sam": "SamVisionModel",
+# In a file of a whole SAM 3, the start of the names of its ViT's tensors.
+_SAM3_VIT = r"^(?:detector_model\.)?(?:vision_encoder\.)?backbone\."
+# Models of which only the image tower is loaded: the part of the configuration that describes it, its class (empty: the
+# one that AutoModel takes), and a pattern of what its tensors' names begin with, if transformers does not know it.
+_TOWERS: dict[str, tuple[str, str, str]] = {
+    "clip": ("vision_config", "CLIPVisionModelWithProjection", ""),
+    "siglip": ("vision_config", "SiglipVisionModel", ""),
+    "siglip2": ("vision_config", "Siglip2VisionModel", ""),
+    "sam": ("vision_config", "SamVisionModel", ""),
+    # SAM 3's neck is left out: RADIO distils the wide features before it.
+    "sam3": ("vision_config.backbone_config", "", _SAM3_VIT),
+    "sam3_video": ("detector_config.vision_config.backbone_config", "", _SAM3_VIT),
+    "sam3_vision_model": ("backbone_config", "", _SAM3_VIT),
+    "perception_lm": ("vision_config", "", r"^(?:model\.)?vision_tower\."),
 }
 # Arguments for loading a folder: nothing is downloaded, and no pickle is read.
 LOADING = dict(local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
@@ -36,10 +45,10 @@ _MOST_PREFIX = 32  # maximum number of class tokens and registers; a model with 
 
 
 class HfTeacher(Adapter):
-    """A folder with ``config.json`` and ``model.safetensors``: ViT, DINOv2, DINOv3, CLIP, SigLIP, SAM, ConvNeXt, ...
+    """A folder with ``config.json`` and ``model.safetensors``: ViT, DINOv2, DINOv3, CLIP, SigLIP, SAM 3, ConvNeXt, ...
 
     Summary: the projected embedding if the model ends in one, else its pooler, else its class token, else the mean
-    of the map. Normalisation is read from ``preprocessor_config.json``.
+    of the map. Normalisation is read from ``preprocessor_config.json`` or ``processor_config.json``.
     """
 
     kind = "hf"
@@ -50,6 +59,7 @@ class HfTeacher(Adapter):
         self.pooled = True
         # True for NaFlex models, whose input is patches and their grid.
         self.patched = "spatial_shapes" in inspect.signature(model.forward).parameters
+        self.fits_positions = getattr(config, "model_type", "") == "sam3_vit_model"
         self.patch = int(getattr(config, "patch_size", 0) or 0)
         accepts = inspect.signature(model.forward).parameters
         self.extra = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepts else {}
@@ -64,11 +74,12 @@ class HfTeacher(Adapter):
         """Build the structure without weights; always on the meta device, ``load`` replaces the model."""
         refuse_kwargs(teacher, "a Hugging Face folder")
         field, folder = weights_field(teacher), weights_of(teacher)
-        config, model_class = _open(folder, field)
+        config, model_class, _ = _open(folder, field)
         with on_meta():
             model = model_class(config)
         mean, std = _normalisation(folder)
-        size = getattr(config, "image_size", None)
+        of_timm = getattr(config, "model_args", None) or {}  # of a model that transformers builds with timm
+        size = getattr(config, "image_size", None) or of_timm.get("img_size")
         size = int(size[0] if isinstance(size, (list, tuple)) else size) if size else None
         summary = "projected embedding" if "Projection" in model_class.__name__ else "pooler, class token or mean"
         try:
@@ -86,8 +97,9 @@ class HfTeacher(Adapter):
                 where=field,
                 hint="Make one of its .bin file: radioplat weights convert pytorch_model.bin model.safetensors.",
             )
-        config, model_class = _open(folder, field)
-        load = partial(model_class.from_pretrained, folder, config=config, **LOADING)
+        config, model_class, prefix = _open(folder, field)
+        renames = {prefix: ""} if prefix else None
+        load = partial(model_class.from_pretrained, folder, config=config, key_mapping=renames, **LOADING)
         self.model, info = load_quietly(load, folder, field)
         missing = sorted(info["missing_keys"])
         self.pooled = not any("pooler." in k for k in missing)  # a classifier's file has no trained pooler
@@ -115,6 +127,8 @@ class HfTeacher(Adapter):
         return Features(summary.flatten(1) if "summary" in wanted else None, spatial if "spatial" in wanted else None)
 
     def _run(self, images: torch.Tensor) -> Any:
+        if self.fits_positions:
+            _fit_positions(self.model, images)
         if not self.patched:
             return self.model(pixel_values=images, **self.extra)
         b, c, height, width = images.shape
@@ -129,13 +143,26 @@ class HfTeacher(Adapter):
         return self.model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shapes)
 
 
+def _fit_positions(model: Any, images: torch.Tensor) -> None:
+    """Compute the rotary positions of SAM 3's global layers for the size of ``images``.
+
+    transformers computes them once, for the size in the configuration.
+    """
+    height, width = images.shape[-2:]
+    window, patch = model.config.window_size, model.config.patch_size
+    config = SimpleNamespace(window_size=window, patch_size=patch, image_size=(width, height))  # in this order
+    for layer in model.layers:
+        if not layer.window_size:
+            layer.position_ids = layer.precompute_positions(config, 0).to(images.device)
+
+
 def _grid(shape: torch.Size, size: int, patch: int) -> tuple[int, int]:
     """Return stride and number of tokens before the patches, from the output shape for a square image."""
     if len(shape) == 4:
         return max(1, round(size / shape[2])), 0
-    prefix = shape[1] - (size // patch) ** 2 if patch else -1
-    if 0 <= prefix <= _MOST_PREFIX:
-        return patch, prefix
+    side = size // patch if patch else math.isqrt(shape[1])
+    if 0 <= shape[1] - side * side <= _MOST_PREFIX:
+        return patch or max(1, round(size / side)), shape[1] - side * side
     side = math.isqrt(shape[1])
     if side * side != shape[1]:
         raise ValueError(f"its {shape[1]} tokens are no map")
@@ -157,10 +184,13 @@ def open_config(folder: Path, field: str) -> tuple[dict[str, Any], Any]:
     try:
         raw = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=field) from None
+        hint = "Give a folder with config.json and model.safetensors, as Hugging Face has it."
+        raise WeightsError(f"{folder} holds no readable config.json: {error}", where=field, hint=hint) from None
     kind = raw.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         hint = "Code inside the folder is never run. A class of your own: model.backbone.type: package.module:Class."
+        if "pretrained_cfg" in raw:
+            hint = f"It is timm's: model.backbone.type: {raw.get('architecture')}, with its model.safetensors."
         raise SpecError(f"transformers has no model of type {kind!r}", where=field, hint=hint)
     return raw, transformers.CONFIG_MAPPING[kind].from_dict({k: v for k, v in raw.items() if k != "auto_map"})
 
@@ -195,31 +225,38 @@ def require_own_config(folder: Path, missing: list[str], info: dict[str, Any], f
         raise WeightsError(message, where=field)
 
 
-def _open(folder: Path, field: str) -> tuple[Any, Any]:
-    """Read the configuration, and find the class of ``transformers`` that it names; errors as of
-    :func:`open_config`."""
+def _open(folder: Path, field: str) -> tuple[Any, Any, str]:
+    """Read the configuration, and find the class of ``transformers`` that it names; errors as of :func:`open_config`.
+
+    Returns:
+        Both, and a pattern of what the names of the tensors begin with in the file alone; empty for nothing.
+    """
     raw, config = open_config(folder, field)
     import transformers
 
     kind = raw["model_type"]
-    if kind in _TOWERS:
-        tower = config.vision_config
-        if hasattr(config, "projection_dim"):
-            tower.projection_dim = config.projection_dim
-        return tower, getattr(transformers, _TOWERS[kind])
-    saved_as = (raw.get("architectures") or [""])[0]
-    if saved_as.endswith("VisionModelWithProjection") and hasattr(transformers, saved_as):
-        return config, getattr(transformers, saved_as)
+    part, named, prefix = _TOWERS.get(kind, ("", "", ""))
+    if part:
+        projection = getattr(config, "projection_dim", None)
+        config = attrgetter(part)(config)
+        if projection:
+            config.projection_dim = projection
+    saved_as = named or (raw.get("architectures") or [""])[0]
+    if named or (saved_as.endswith("VisionModelWithProjection") and hasattr(transformers, saved_as)):
+        return config, getattr(transformers, saved_as), prefix
     if type(config) not in transformers.MODEL_MAPPING:
         raise SpecError(f"transformers has no encoder of type {kind!r}", where=field)
     model_class = transformers.MODEL_MAPPING[type(config)]
-    return config, model_class[0] if isinstance(model_class, (list, tuple)) else model_class
+    return config, model_class[0] if isinstance(model_class, (list, tuple)) else model_class, prefix
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    try:
-        raw = json.loads((folder / "preprocessor_config.json").read_text())
-    except (OSError, ValueError):
-        return None, None
-    mean, std = raw.get("image_mean"), raw.get("image_std")
-    return (tuple(mean), tuple(std)) if mean and std else (None, None)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        try:
+            raw = json.loads((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+        images = raw.get("image_processor", raw)
+        if images.get("image_mean") and images.get("image_std"):
+            return tuple(images["image_mean"]), tuple(images["image_std"])
+    return None, None

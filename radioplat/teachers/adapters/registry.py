@@ -35,11 +35,11 @@ _OF_MODELS = {ModelKind.student: "radioplat", ModelKind.detector: "detector"}  #
 _BY_NAME = (
     (r"torchscript", "torchscript"),
     (r"[\w.]+:\w+", "class"),
-    (r"hf", "hf"),
+    (r"hf|siglip2_(?:so400m|so400m_patch16_512|g_384)|sam3_default", "hf"),  # TAO's names of Hugging Face folders
     (r"radio|(?:c_)?radio_v?\d.*|c_radio.*", "radio"),
     (r"sam_vit_[blh]|samvit_.*", "sam"),
-    (r"dinov[23]_.*|vit_.*dinov[23].*|convnext_.*\.dinov3.*", "dino"),
-    (r"ViT-.*|vit_.*(?:clip|siglip).*", "clip"),
+    (r"(?:dinov[23]|eupe)_.*|vit_.*dinov[23].*|convnext_.*\.(?:dinov3|eupe).*", "dino"),
+    (r"(?:ViT|PE)-.*|vit_(?:pe_|.*(?:clip|siglip)).*", "clip"),
     (r".*", "timm"),
 )
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import io
-import sys
 from typing import Any
 
 import timm
@@ -17,6 +13,7 @@ from radioplat.models.backbones import names
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
 from radioplat.models.weights.read import fit, read_weights
+from radioplat.models.weights.timm_filter import renamed_by_timm
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
 
@@ -51,8 +48,9 @@ class TimmTeacher(Adapter):
         where = f"{teacher.where}.model.backbone"
         options, kwargs = options_of(teacher, summary=(cls.default_summary, *SUMMARIES))
         classes = kwargs.pop("num_classes", None)
-        name = names.resolve(cls.timm_name(teacher.backbone.type or ""), where=f"{where}.type").name
-        cfg = cls.record(teacher.backbone.type or "", name)
+        tagged = cls.timm_name(teacher.backbone.type or "")
+        name = names.resolve(tagged, where=f"{where}.type").name
+        cfg = cls.record(tagged, name)
         summary = cls.summary_for(options["summary"], name, cfg)
         wanted_classes = 0
         if "logits" in teacher.wanted or summary == "projection":
@@ -66,19 +64,19 @@ class TimmTeacher(Adapter):
         return cls(
             backbone,
             summary,
-            native_input_of(cfg, name, _WORDS[own], tagged="." in (teacher.backbone.type or "") or cls.kind == "clip"),
+            native_input_of(cfg, name, _WORDS[own], tagged="." in tagged or cls.kind == "clip"),
             logits,
         )
 
     @classmethod
     def timm_name(cls, type_name: str) -> str:
-        """Return timm's name for ``type_name``."""
+        """Return timm's name for ``type_name``, with the tag of the weights if ``type_name`` determines it."""
         return type_name
 
     @classmethod
-    def record(cls, type_name: str, name: str) -> Any:
-        """Return timm's record of the weights of ``type_name``, or None."""
-        return pretrained_cfg(type_name, name)
+    def record(cls, tagged: str, name: str) -> Any:
+        """Return timm's record of the weights of ``tagged``, timm's name, or None."""
+        return pretrained_cfg(tagged, name)
 
     @classmethod
     def built_for(cls, teacher: ResolvedTeacher) -> int | None:
@@ -102,7 +100,7 @@ class TimmTeacher(Adapter):
             fresh: prefixes of tensors that may be missing.
         """
         where, path = weights_field(teacher), weights_of(teacher)
-        tensors = self.prepared(read_weights(path, where))
+        tensors = self.prepared(read_weights(path, where), where)
         ignore = self.backbone.classifier_prefix
         try:
             return fit(self.target, tensors, path, where, ignore, fresh)
@@ -112,7 +110,7 @@ class TimmTeacher(Adapter):
                 raise
             return fit(self.target, renamed, path, where, ignore, fresh)
 
-    def prepared(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def prepared(self, tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
         """Select the tensors of the file that may be used; all, unless a family drops some."""
         return tensors
 
@@ -173,23 +171,3 @@ def native_input_of(cfg: Any, name: str, summary: str, tagged: bool) -> NativeIn
     if len(norms) > 1:
         return NativeInput(None, None, size, summary)
     return NativeInput(tuple(cfg.mean), tuple(cfg.std), size, summary)
-
-
-def renamed_by_timm(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
-    """Rename ``tensors`` by timm's own checkpoint filter of the family; None if there is none or it fails.
-
-    A position table of another size is resampled by timm. A patch of another size makes it another architecture: None.
-    """
-    filter_fn = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if filter_fn is None:
-        return None
-    kernel = next((v for k, v in tensors.items() if k.endswith("patch_embed.proj.weight") and v.ndim == 4), None)
-    own = getattr(getattr(getattr(model, "patch_embed", None), "proj", None), "weight", None)
-    if kernel is not None and own is not None and kernel.shape[2:] != own.shape[2:]:
-        return None
-    arguments = [dict(tensors), model][: len(inspect.signature(filter_fn).parameters)]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # some of these filters print
-            return filter_fn(*arguments)
-    except Exception:  # for an unknown layout the filter may raise anything
-        return None

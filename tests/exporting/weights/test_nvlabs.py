@@ -74,6 +74,7 @@ def compare(student, model, names: list[str], pixels: torch.Tensor, capsys, labe
         {"num_registers": None, "register_multiple": 4},
         {"kwargs": {**VIT, "init_values": 1e-2, "qk_norm": True, "final_norm": False, "drop_path_rate": 0.1}},
         {"heads": (), "num_class_tokens": 2},
+        {"kwargs": {**VIT, "mlp_norm": True}, "heads": (), "num_class_tokens": 2},
     ],
     ids=lambda change: ",".join(change) or "as is",
 )
@@ -162,7 +163,7 @@ def test_hugging_face_class(radio_student, image_batch, theirs, tmp_path, capsys
 
 
 @pytest.mark.parametrize("spectral", [False, True], ids=["plain", "spectral"])
-@pytest.mark.parametrize("model", ["vit_base_patch16_v2_224", "vit_tiny_patch14_224"])
+@pytest.mark.parametrize("model", ["vit_base_patch16_v2_224", "vit_tiny_patch14_224", "vit_huge_patch16_224_mlpnorm"])
 def test_their_file_starts_our_student(model, spectral, theirs, image_batch, tmp_path, capsys):
     """A file that their own classes make, of their own architectures: LayerScale, unused tokens, no norm, spectral."""
     args = argparse.Namespace(

@@ -14,6 +14,7 @@ import torch
 from radioplat.errors import EngineError
 from radioplat.exporting.weights.export import format_problems
 from radioplat.exporting.weights.radio import radio_file, write_radio
+from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student
 from radioplat.models.weights.radio_layout import read_radio, split_radio
@@ -56,6 +57,19 @@ def described(args: argparse.Namespace, depth: int, heads: dict, symbols: dict[s
             for i in range(inner):
                 found |= expand(LAYOUT["head_inner"], own, prefix, i=i)
     return found
+
+
+def test_norms_inside_the_mlps_are_a_model_of_nvlabs(radio_student, image_batch, tmp_path):
+    student = radio_student(kwargs=dict(embed_dim=64, depth=2, num_heads=2, mlp_norm=True))
+    write_radio(student, tmp_path / "s.pth")
+    contents = read_radio(tmp_path / "s.pth")
+    assert contents.args["model"] == "vit_huge_patch16_224_mlpnorm" and "mlp_norm" not in contents.args["model_kwargs"]
+    parts = split_radio(contents, "s.pth")
+    backbone = RadioViT(**parts.vit).eval()
+    backbone.load_state_dict(parts.backbone)
+    images = image_batch() / 255
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images).spatial, student.backbone.eval()(images).spatial)
 
 
 def wanted(heads) -> dict:

@@ -23,6 +23,10 @@ from radioplat.models.backbones.names import VIT_SIZES, resolve
         ("resnet_101d", "resnet101d"),
         ("vit_base_patch16", "vit_base_patch16_224"),
         ("gc_vit_xxtiny", "gcvit_xxtiny"),
+        ("gc_vit_large_384", "gcvit_large_384"),
+        ("mit_b3", "mit_b3"),
+        ("efficientvit_l0", "efficientvit_l0"),
+        ("vit_large_patch14_dinov2_swiglu_legacy", "vit_large_patch14_dinov2_swiglu_legacy"),
         ("swin_base_224", "swin_base_patch4_window7_224"),
         ("swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
         ("hiera_base_plus_224", "hiera_base_plus_224"),
@@ -41,17 +45,24 @@ def test_timm_counterpart(tao, ours):
     assert timm.is_model(found.name)
 
 
-@pytest.mark.parametrize("name", Path(__file__).with_name("tao_names.txt").read_text().split())
+TAO_NAMES = Path(__file__).with_name("tao_names.txt").read_text().split()
+# What neither timm nor transformers has.
+REFUSED = re.compile(r"faster_vit_.*|fan_.*_p16_.*|fan_xlarge_.*|fan_swin_.*|edgenext_.*_bn_hs")
+
+
+@pytest.mark.parametrize("name", TAO_NAMES)
 def test_each_name_of_taos_builds_or_has_a_reason(name):
     try:
         found = resolve(name)
     except SpecError as error:
+        assert REFUSED.fullmatch(name)
         (problem,) = error.problems
         assert "is not available: " in problem.message
         nearest = re.search(r"Nearest available: (\w+)", problem.hint)[1]
         assert timm.is_model(resolve(nearest).name) or resolve(nearest).radio
     else:
         assert found.radio or timm.is_model(found.name)
+        assert not REFUSED.fullmatch(name)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +73,7 @@ def test_each_name_of_taos_builds_or_has_a_reason(name):
         ("c_radio_v3_vit_huge_patch16_224_reg4_dinov2", "huge", 16, 4),
         ("c_radio_v4_vit_so400m_patch14", "so400m", 14, None),
         ("radio_v2_5_vit_base_patch16", "base", 16, None),
+        ("c_radio_p1_vit_huge_patch16_mlpnorm", "huge", 16, None),
     ],
 )
 def test_radio_names(name, size, patch, registers):
@@ -77,6 +89,9 @@ def test_radio_names(name, size, patch, registers):
         ("c_radio_v3_vit_base_patch16_reg4_dinov2", True, 4, (0, 1, 2), 8),
         ("c_radio_v4_vit_so400m_patch16", False, 3, (0, 1), 10),
         ("radio_v2_5_vit_base_patch16", False, 4, (0, 1, 2), 8),
+        ("c_radio_p1_vit_huge_patch16_mlpnorm", False, 3, (0, 1, 2), 16),
+        ("c_radio_p2_vit_huge_patch16_mlpnorm", False, 4, (0, 1, 2, 3), 16),
+        ("c_radio_p3_vit_huge_patch16_mlpnorm", False, 4, (0, 1, 2), 16),
     ],
 )
 def test_radio_names_of_nvlabs(name, scaled, tokens, slots, multiple):
@@ -101,7 +116,8 @@ def test_the_users_arguments_win():
         ("convnext_tinny", "convnext_tiny"),
         ("c_radio_v3_vit_bse_patch16_reg4_dinov2", "small, base"),
         ("c_radio_v3_vit_base_path16_reg4_dinov2", "c_radio_v3_vit_base_patch16_reg4_dinov2"),
-        ("mit_b0", "Nearest available"),
+        ("mit_b6", "mit_b5"),
+        ("faster_vit_0_224", "fastvit_sa24"),
     ],
 )
 def test_an_unknown_name_lists_the_nearest(name, near):

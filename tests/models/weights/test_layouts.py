@@ -40,6 +40,25 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("extra", "tokens", "types"),
+    [
+        ({"ls1.gamma": 768}, 8, ["c_radio_v3_vit_base_patch16_reg4_dinov2"]),
+        ({}, 8, ["c_radio_v2_vit_base_patch16"]),
+        ({}, 10, ["c_radio_v4_vit_base_patch16"]),
+        ({"mlp.norm.weight": 3072}, 16, [f"c_radio_{early}_vit_base_patch16_mlpnorm" for early in ("p1", "p2", "p3")]),
+    ],
+)
+def test_taos_student(extra, tokens, types, tmp_path):
+    front = {"embedder.weight": (768, 768), "pos_embed": (1, 4, 768), "cls_token.token": (tokens, 768)}
+    shapes = {f"patch_generator.{k}": v for k, v in front.items()} | {f"blocks.0.{k}": (v,) for k, v in extra.items()}
+    state = {f"model.radio.radio.model.{k}": torch.zeros(v) for k, v in shapes.items()}
+    path = saved({"state_dict": state | {"model.head.weight": torch.zeros(3)}}, tmp_path / "tao.pth")
+    found, out = convert_weights(path)
+    assert found.layout.endswith("'model.radio.radio.model.'") and found.types == types
+    assert list(found.dropped) == ["model.head.weight"] and set(read_weights(out)) == set(shapes)
+
+
+@pytest.mark.parametrize(
     ("tensors", "layout", "types"),
     [
         (
@@ -47,7 +66,13 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
             "DINOv2",
             "dinov2_vits14_reg",
         ),
-        ({"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)}, "DINOv3", "dinov3_vitb16"),
+        (
+            {"mask_token": (1, 768), "cls_token": (1, 1, 768), "storage_tokens": (1, 4, 768)},
+            "DINOv3",
+            "dinov3_vitb16 eupe_vitb16",
+        ),
+        ({"cls_token": (1, 1, 192), "storage_tokens": (1, 4, 192)}, "DINOv3", "eupe_vitt16"),
+        ({"visual.conv1.weight": (768, 3, 16, 16), "visual.attn_pool.probe": (1, 1, 768)}, "CLIP", "PE-Core-B16-224"),
         ({"visual.conv1.weight": (768, 3, 32, 32), "token_embedding.weight": (9, 9)}, "CLIP", "ViT-B-32"),
         (
             {"visual.conv1.weight": (1280, 3, 14, 14), "visual.positional_embedding": (257, 1280)},
@@ -72,11 +97,11 @@ def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):
         ({"base_model.patch_generator.embedder.weight": (8, 12), "_heads.clip.fc1.bias": (2,)}, "RADIO", "radio"),
         ({"vision_model.encoder.layers.0.x": (2,), "vision_model.embeddings.y": (2,)}, "Hugging Face", "hf"),
     ],
-    ids=["dinov2", "dinov3", "clip", "nv-clip h", "nv-clip l", "clip l", "sam", "radio", "hf"],
+    ids=["dinov2", "dinov3", "eupe", "pe", "clip", "nv-clip h", "nv-clip l", "clip l", "sam", "radio", "hf"],
 )
 def test_other_layouts(tensors, layout, types, tmp_path):
     found = inspect_weights(saved({k: torch.zeros(v) for k, v in tensors.items()}, tmp_path / "w.pth"))
-    assert found.layout.startswith(layout) and found.types == [types]
+    assert found.layout.startswith(layout) and found.types == types.split()
 
 
 def test_refused(tmp_path):

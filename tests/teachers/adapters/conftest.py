@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.base.teacher import FrozenTeacher, check_weights, describe
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -83,6 +84,24 @@ def same_as():
         assert found.summary.shape == (2, info.summary_dim) and found.spatial.shape == (2, *info.grid, info.spatial_dim)
         for ours, own in ((found.summary, summary), (found.spatial, spatial)):
             torch.testing.assert_close(ours.float(), own.detach().float(), rtol=1e-2, atol=1e-2 * float(own.std()))
+        return info
+
+    return compare
+
+
+@pytest.fixture
+def exactly():
+    """exactly(teacher, images, summary, spatial): described and loaded, it gives these fp32 features of ``images``."""
+
+    def compare(teacher, images: torch.Tensor, summary: torch.Tensor, spatial: torch.Tensor):
+        info = describe(teacher)
+        kind = adapter_class(teacher)
+        model = kind.build(teacher)
+        model.load(teacher)
+        with torch.no_grad():
+            found = model.eval()(images)
+        for ours, own in ((found.summary, summary), (found.spatial, spatial)):
+            torch.testing.assert_close(ours, own.detach(), rtol=1e-5, atol=1e-5 * float(own.std()))
         return info
 
     return compare

@@ -118,6 +118,13 @@ class TestRefused:
             describe(teacher("hf", str(tmp_path)))
         assert "never run" in caught.value.problems[0].hint
 
+    def test_a_folder_of_timms(self, tmp_path, teacher):
+        config = {"architecture": "vit_pe_core_base_patch16_224", "pretrained_cfg": {}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(SpecError) as caught:
+            describe(teacher(None, str(tmp_path)))
+        assert "vit_pe_core_base_patch16_224" in caught.value.problems[0].hint
+
     def test_no_folder_no_weights_torn(self, tmp_path, teacher):
         with pytest.raises(WeightsError, match="config.json"):
             describe(teacher("hf", str(tmp_path / "no")))
