@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from radioplat.common.listing import first_few
 from radioplat.data.images.headers import IMAGE_EXTENSIONS, ImageHeader, header_at
 from radioplat.data.scan.tar import Damage, Member, walk_tar
 from radioplat.data.storage.read_ahead import Window
 
 MAX_SIDECAR_BYTES = 1 << 24
+NAME_RULES = "2"  # number of the rules below; increased when they read other samples from the same names
 _INT64 = struct.Struct("<q").unpack
-_WANTED = IMAGE_EXTENSIONS | {"json", "cls"}
+_SIDECARS = frozenset({"json", "cls"})
+# Last parts of extensions that name an image, as in webdataset.autodecode.IMAGE_EXTENSIONS; its content decides.
+_IMAGE_NAMES = IMAGE_EXTENSIONS | {"tif", "jfif", "jpe", "jp2", "ppm", "pgm", "pbm", "pnm", "avif", "heic"}
+_WANTED = _IMAGE_NAMES | _SIDECARS
+_is_meta = re.compile("__[^/]*__/").match  # webdataset.tariterators.tar_file_iterator, skip_meta
 
 # The columns of each image of a shard; the index adds source and shard.
 SCAN_SCHEMA = pa.schema(
@@ -58,7 +65,7 @@ class Fault:
         shard: path of the file.
         key: of the sample, or the member's name; empty if the whole shard is unusable.
         reason: ``unreadable_shard, not_a_tar, empty_tar, truncated_tar, corrupt_tar, not_an_image, empty_member,
-            duplicate_key, no_image, not_a_file, hidden_member, bad_sidecar``.
+            duplicate_key, several_images, no_image, not_a_file, hidden_member, bad_sidecar``.
         detail: explanation for the user.
         offset, length: the unusable bytes, from the member's first header; -1 and 0 if there are none.
     """
@@ -73,25 +80,61 @@ class Fault:
 
 @dataclass
 class Scan:
-    """Result of one shard: a table of :data:`SCAN_SCHEMA`, sorted by offset, and the faults."""
+    """Result of one shard.
+
+    Attributes:
+        rows: a table of :data:`SCAN_SCHEMA`, sorted by offset.
+        faults: what cannot be used.
+        json_at: for each row the offset and length of its JSON sidecar; None if it has none that is valid.
+    """
 
     rows: pa.Table
     faults: list[Fault]
+    json_at: list[tuple[int, int] | None]
 
 
 class _Sample:
-    __slots__ = ("first", "has_fault", "image", "sidecar")
+    """Members of one key.
 
-    def __init__(self, first: int) -> None:
-        self.first = first  # byte of its first member
-        self.image: tuple[int, int, ImageHeader] | None = None  # offset, length, header
-        self.sidecar: dict[str, Any] | None = None
+    Attributes:
+        key: bytes that are not UTF-8 as surrogates.
+        first: byte of the first member's header.
+        extensions: of all members.
+        image: the image.
+        others: members whose extension ends like an image's (``rgb.jpg``), used if there is no image; of the first the
+            header too, if it has one.
+        has_fault: there is an unusable image.
+        json, json_at: fields of the JSON sidecar, its offset and length.
+        cls: field of the ``.cls`` sidecar.
+    """
+
+    __slots__ = ("cls", "extensions", "first", "has_fault", "image", "json", "json_at", "key", "others")
+
+    def __init__(self, key: str, first: int) -> None:
+        self.key, self.first = key, first
+        self.extensions: list[str] = []
+        self.image: tuple[Member, ImageHeader] | None = None
+        self.others: list[tuple[Member, ImageHeader | None]] = []
         self.has_fault = False
+        self.json: dict[str, Any] | None = None
+        self.json_at: tuple[int, int] | None = None
+        self.cls: dict[str, Any] | None = None
+
+    def fields(self) -> dict[str, Any] | None:
+        """Return the fields of both sidecars; a label of the JSON replaces that of ``.cls``."""
+        if not self.cls or not self.json:
+            return self.json or self.cls
+        return self.json if "given_label" in self.json or "label_name" in self.json else self.json | self.cls
 
 
-def scan_tar(path: str) -> Scan:
-    """Scan the tar at ``path``; every problem with it becomes a fault, never an exception."""
-    shard = _TarScan(path)
+def scan_tar(path: str, image_extension: str | None = None) -> Scan:
+    """Scan the tar at ``path``; every problem with it becomes a fault, never an exception.
+
+    Args:
+        image_extension: of the member that is a sample's image, for example ``rgb.jpg``; None: a member with one of
+            ``IMAGE_EXTENSIONS``, or else the only one whose extension ends with an image's (``001.jpg``).
+    """
+    shard = _TarScan(path, image_extension)
     try:
         window = Window(path)
         if window.size == 0:
@@ -115,106 +158,177 @@ def scan_image(path: str, name: str) -> Scan:
         window = Window(path)
         header = header_at(window.read, lambda: window.span(0, window.size))
     except OSError as error:
-        return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))])
+        return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))], [])
     if header is None:
-        return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")])
+        return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")], [])
     parent = name.rpartition("/")[0].rpartition("/")[2]
     label = {"label_name": _text(parent)} if parent else None
-    return Scan(_table([_row(_text(split_name(name)[0]), (0, window.size, header), label)]), [])
+    return Scan(_table([_row(_text(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
 
 
 class _TarScan:
-    """Samples and faults of one tar during its scan."""
+    """Samples and faults of one tar during its scan.
 
-    def __init__(self, path: str) -> None:
+    As in webdataset, neighbouring members with one key are one sample. Members of a key that comes again later belong
+    to its sample too, so that a tar in any order can be read; but if one of their names comes a second time, they are a
+    new sample, as in two tars that were joined.
+    """
+
+    def __init__(self, path: str, image_extension: str | None) -> None:
         self._path = path
-        self._samples: dict[str, _Sample] = {}
+        self._chosen = image_extension.lower().removeprefix(".") if image_extension else ""
+        self._images = frozenset({self._chosen}) if self._chosen else IMAGE_EXTENSIONS
+        self._key = ""  # of the last member
+        self._sample: _Sample | None = None  # of it and its neighbours; None if none of them is wanted
+        self._samples: list[_Sample] = []
+        self._last_of: dict[str, _Sample] = {}  # the last sample of each key
         self._faults: list[Fault] = []
 
     def add_fault(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
-        self._faults.append(Fault(self._path, key, reason, detail, offset, length))
+        self._faults.append(Fault(self._path, _text(key), reason, _text(detail), offset, length))
 
     def add(self, window: Window, item: Member | Damage) -> None:
         if isinstance(item, Damage):
-            self.add_fault(_text(item.name), item.reason, item.detail, item.offset, item.length)
+            self.add_fault(item.name, item.reason, item.detail, item.offset, item.length)
             return
         if item.kind == "folder":
             return
-        name = item.name if item.name.isascii() else _text(item.name)
-        key, extension = split_name(name)
-        if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
+        key, extension = split_name(item.name)
+        if key != self._key:
+            self._close()
+            self._key = key
+        is_image = extension in self._images
+        if not is_image and extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
             return
         if not key or key[-1] == "/":
-            self._add_member_fault(item, name, "hidden_member", "the name starts with a dot")
+            self._add_member_fault(item, item.name, "hidden_member", "the name starts with a dot")
             return
-        sample = self._samples.get(key)
+        if key[:2] == "__" and _is_meta(key):
+            detail = "a folder named __...__ contains no samples but data about the shard"
+            self._add_member_fault(item, item.name, "hidden_member", detail)
+            return
+        sample = self._sample
         if sample is None:
-            sample = self._samples[key] = _Sample(item.header)
+            sample = self._sample = _Sample(key, item.header)
+        sample.extensions.append(extension)
         if item.kind == "other":
-            sample.has_fault = True
-            self._add_member_fault(item, name, "not_a_file", "a link or a sparse or special file")
-        elif extension in IMAGE_EXTENSIONS:
-            self._add_image(window, item, key, name, sample)
-        elif extension in _WANTED:
-            self._add_sidecar(window, item, key, name, extension, sample)
+            sample.has_fault |= is_image
+            self._add_member_fault(item, item.name, "not_a_file", "a link or a sparse or special file")
+        elif is_image:
+            self._add_image(window, item, sample)
+        elif extension in _SIDECARS:
+            self._add_sidecar(window, item, extension, sample)
+        elif not self._chosen and extension.rpartition(".")[2] in _IMAGE_NAMES:
+            unread = sample.image is not None or sample.others
+            sample.others.append((item, None if unread else _header(window, item)))
 
     def finish(self) -> Scan:
-        rows = []
-        for key, sample in self._samples.items():
+        self._close()
+        found: list[tuple[int, _Sample, ImageHeader]] = []
+        for sample in self._samples:
+            if sample.image is None and not sample.has_fault:
+                self._take_other(sample)
             if sample.image is not None:
-                rows.append(_row(key, sample.image, sample.sidecar))
-            elif not sample.has_fault:
-                self.add_fault(key, "no_image", "no member of this key has an image extension", sample.first)
+                found.append((sample.image[0].offset, sample, sample.image[1]))
         if not self._samples and not self._faults:
             self.add_fault("", "empty_tar", "no members")
-        return Scan(_table(rows), self._faults)
+        found.sort(key=lambda item: item[0])
+        rows = [_row(_text(s.key), (at, s.image[0].size, header), s.fields()) for at, s, header in found if s.image]
+        return Scan(_table(rows), self._faults, [sample.json_at for _, sample, _ in found])
 
-    def _add_image(self, window: Window, member: Member, key: str, name: str, sample: _Sample) -> None:
+    def _close(self) -> None:
+        """End the sample of the last members; it continues an earlier one of its key or is a new one."""
+        sample, self._sample = self._sample, None
+        if sample is None:
+            return
+        earlier = self._last_of.get(sample.key)
+        if earlier is None or not set(sample.extensions).isdisjoint(earlier.extensions):
+            self._samples.append(sample)
+            self._last_of[sample.key] = sample
+            return
+        earlier.extensions += sample.extensions
+        earlier.others += sample.others
+        earlier.has_fault |= sample.has_fault
+        if sample.json is not None:
+            earlier.json, earlier.json_at = sample.json, sample.json_at
+        earlier.cls = earlier.cls if sample.cls is None else sample.cls
+        if earlier.image is None:
+            earlier.image = sample.image
+        elif sample.image is not None:
+            self._add_second(sample.image[0])
+
+    def _take_other(self, sample: _Sample) -> None:
+        """Make the only member whose extension ends like an image's the sample's image."""
+        if len(sample.others) == 1:
+            member, header = sample.others[0]
+            if header is None:
+                self._add_bad_image(member, sample)
+            else:
+                sample.image = member, header
+        elif sample.others:
+            names = first_few(sorted(split_name(member.name)[1] for member, _ in sample.others), 5)
+            detail = f"{names}: set image_extension of the source to the one to read"
+            self.add_fault(sample.key, "several_images", detail, sample.first)
+        else:
+            wanted = f"the extension {self._chosen} (image_extension)" if self._chosen else "an image extension"
+            members = first_few(sample.extensions, 5)
+            self.add_fault(sample.key, "no_image", f"no member has {wanted}; found {members}", sample.first)
+
+    def _add_image(self, window: Window, member: Member, sample: _Sample) -> None:
         if sample.image is not None:
-            self._add_member_fault(member, key, "duplicate_key", f"{name} at byte {member.offset}")
+            self._add_second(member)
             return
-        offset, size = member.offset, member.size
-        if size == 0:
-            sample.has_fault = True
-            self._add_member_fault(member, key, "empty_member", name)
-            return
-
-        def read(at: int, length: int) -> bytes:
-            return window.read(offset + at, min(length, size - at)) if at < size else b""
-
-        header = header_at(read, lambda: window.span(offset, size))
+        header = _header(window, member)
         if header is None:
-            sample.has_fault = True
-            self._add_member_fault(member, key, "not_an_image", name)
-            return
-        sample.image = (offset, size, header)
+            self._add_bad_image(member, sample)
+        else:
+            sample.image = member, header
 
-    def _add_sidecar(self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample) -> None:
+    def _add_bad_image(self, member: Member, sample: _Sample) -> None:
+        sample.has_fault = True
+        self._add_member_fault(member, sample.key, "not_an_image" if member.size else "empty_member", member.name)
+
+    def _add_second(self, member: Member) -> None:
+        """Add the fault of an image or a sidecar of which the sample has one already."""
+        key = split_name(member.name)[0]
+        self._add_member_fault(member, key, "duplicate_key", f"{member.name} at byte {member.offset}")
+
+    def _add_sidecar(self, window: Window, member: Member, kind: str, sample: _Sample) -> None:
+        key, name = sample.key, member.name
+        if (sample.json if kind == "json" else sample.cls) is not None:
+            self._add_second(member)
+            return
         if member.size > MAX_SIDECAR_BYTES:
             self._add_member_fault(member, key, "bad_sidecar", f"{name} has {member.size} bytes")
             return
         data = window.read(member.offset, member.size)
-        sidecar = sample.sidecar or {}
         try:
             if kind == "cls":
-                fields = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
-            else:
-                content = _parse(data)
-                fields = _from_json(content)
-                if wrong := _no_label(content):
-                    self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
-                if fields.pop("caption", None) is not None:
-                    fields["caption_offset"], fields["caption_length"] = member.offset, member.size
-                if "given_label" in fields or "label_name" in fields:  # JSON replaces .cls, in any order
-                    sidecar.pop("given_label", None)
-                    sidecar.pop("label_name", None)
+                sample.cls = _label(data.decode().strip())
+                return
+            content = _parse(data)
+            fields = _from_json(content)
         except (ValueError, RecursionError) as error:
             self._add_member_fault(member, key, "bad_sidecar", f"{name}: {error}")
             return
-        sample.sidecar = sidecar | fields if sidecar else fields
+        if wrong := _no_label(content):
+            self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
+        if fields.pop("caption", None) is not None:
+            fields["caption_offset"], fields["caption_length"] = member.offset, member.size
+        sample.json, sample.json_at = fields, (member.offset, member.size)
 
     def _add_member_fault(self, member: Member, key: str, reason: str, detail: str = "") -> None:
         self.add_fault(key, reason, detail, member.header, member.offset + member.size - member.header)
+
+
+def _header(window: Window, member: Member) -> ImageHeader | None:
+    """Read the header of an image; None if it is empty or no image."""
+    offset, size = member.offset, member.size
+
+    def read(at: int, length: int) -> bytes:
+        return window.read(offset + at, min(length, size - at)) if at < size else b""
+
+    return header_at(read, lambda: window.span(offset, size)) if size else None
 
 
 _scan_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # CPython has it, typeshed does not
@@ -300,7 +414,11 @@ def _table(rows: list[tuple]) -> pa.Table:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a name at the first dot of its base name: key, with the folder, and lower-case extension."""
+    """Split a name at the first dot of its base name: key, with the folder, and lower-case extension.
+
+    Equals webdataset.tariterators.base_plus_ext; for a name that it skips, the key is empty or ends with a slash, or
+    the extension is empty.
+    """
     dot = name.find(".", name.rfind("/") + 1)
     return (name[:dot], name[dot + 1 :].lower()) if dot >= 0 else (name, "")
 
