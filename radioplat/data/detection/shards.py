@@ -15,6 +15,7 @@ from radioplat.data.detection.boxes import Boxes, Faults, clean_boxes, four_numb
 from radioplat.data.detection.coco import entry_boxes
 from radioplat.data.detection.detection_set import DetectionSet, Picture
 from radioplat.data.scan.shard import scan_tar
+from radioplat.data.scan.tar import Member
 from radioplat.data.storage.files import absolute, list_files
 from radioplat.data.storage.read_ahead import Window
 from radioplat.errors import DataError
@@ -55,7 +56,7 @@ def _read_shard(path: str, labels: dict[Any, int], dataset: DetectionSet, image_
     if not scan.rows.num_rows:
         return
     columns = [scan.rows[name].to_pylist() for name in ("key", "offset", "length", "width", "height")]
-    for key, offset, length, width, height, content in zip(*columns, _sidecars(path, scan.json_at), strict=True):
+    for key, offset, length, width, height, content in zip(*columns, _contents(path, scan.sidecars), strict=True):
         boxes = _sidecar_boxes(content, labels, dataset.faults, f"{path}: {key}")
         if boxes is None:
             continue
@@ -65,14 +66,14 @@ def _read_shard(path: str, labels: dict[Any, int], dataset: DetectionSet, image_
         dataset.pictures.append(Picture(key, path, offset, length, width, height, inside, len(dataset.pictures)))
 
 
-def _sidecars(path: str, places: list[tuple[int, int] | None]) -> list[Any]:
-    """Return the content of the JSON sidecars at ``places``, offsets and lengths; None where there is none."""
-    contents: list[Any] = [None] * len(places)
+def _contents(path: str, sidecars: list[Member | None]) -> list[Any]:
+    """Return the content of each JSON sidecar; None where there is none."""
+    contents: list[Any] = [None] * len(sidecars)
     try:
         window = Window(path)
-        for number, place in enumerate(places):
-            if place is not None:
-                contents[number] = json.loads(window.read(*place))
+        for number, member in enumerate(sidecars):
+            if member is not None:
+                contents[number] = json.loads(window.read(member.offset, member.size))
     except (OSError, ValueError):
         return contents  # the scan has just read this file; the remaining images count as without boxes
     return contents

@@ -26,6 +26,7 @@ _SIDECARS = frozenset({"json", "cls"})
 # Last parts of extensions that name an image, as in webdataset.autodecode.IMAGE_EXTENSIONS; its content decides.
 _IMAGE_NAMES = IMAGE_EXTENSIONS | {"tif", "jfif", "jpe", "jp2", "ppm", "pgm", "pbm", "pnm", "avif", "heic"}
 _WANTED = _IMAGE_NAMES | _SIDECARS
+_BITS = {extension: 1 << place for place, extension in enumerate(sorted(_WANTED))}
 _is_meta = re.compile("__[^/]*__/").match  # webdataset.tariterators.tar_file_iterator, skip_meta
 
 # The columns of each image of a shard; the index adds source and shard.
@@ -85,12 +86,12 @@ class Scan:
     Attributes:
         rows: a table of :data:`SCAN_SCHEMA`, sorted by offset.
         faults: what cannot be used.
-        json_at: for each row the offset and length of its JSON sidecar; None if it has none that is valid.
+        sidecars: the JSON sidecar of each row; None if it has none that is valid.
     """
 
     rows: pa.Table
     faults: list[Fault]
-    json_at: list[tuple[int, int] | None]
+    sidecars: list[Member | None]
 
 
 class _Sample:
@@ -99,32 +100,38 @@ class _Sample:
     Attributes:
         key: bytes that are not UTF-8 as surrogates.
         first: byte of the first member's header.
-        extensions: of all members.
-        image: the image.
-        others: members whose extension ends like an image's (``rgb.jpg``), used if there is no image; of the first the
-            header too, if it has one.
+        bits: of the extensions of its members that have a bit, see ``_BITS``.
+        image, header: the image.
+        others: members whose extension ends like an image's (``rgb.jpg``), by extension; used if there is no image.
+        other_header: of the first of ``others``; None if it is no image.
         has_fault: there is an unusable image.
-        json, json_at: fields of the JSON sidecar, its offset and length.
+        json, sidecar: fields of the JSON sidecar, and itself.
         cls: field of the ``.cls`` sidecar.
     """
 
-    __slots__ = ("cls", "extensions", "first", "has_fault", "image", "json", "json_at", "key", "others")
+    # Defaults of the class, and no list: what is made for each sample slows the scan of a large shard.
+    bits = 0
+    image: Member | None = None
+    header: ImageHeader | None = None
+    others: dict[str, Member] | None = None
+    other_header: ImageHeader | None = None
+    has_fault = False
+    json: dict[str, Any] | None = None
+    sidecar: Member | None = None
+    cls: dict[str, Any] | None = None
 
     def __init__(self, key: str, first: int) -> None:
         self.key, self.first = key, first
-        self.extensions: list[str] = []
-        self.image: tuple[Member, ImageHeader] | None = None
-        self.others: list[tuple[Member, ImageHeader | None]] = []
-        self.has_fault = False
-        self.json: dict[str, Any] | None = None
-        self.json_at: tuple[int, int] | None = None
-        self.cls: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any] | None:
         """Return the fields of both sidecars; a label of the JSON replaces that of ``.cls``."""
         if not self.cls or not self.json:
             return self.json or self.cls
         return self.json if "given_label" in self.json or "label_name" in self.json else self.json | self.cls
+
+    def repeats(self, earlier: _Sample) -> bool:
+        """Return True if both have a member of the same name."""
+        return bool(self.bits & earlier.bits or any(e in (earlier.others or ()) for e in self.others or ()))
 
 
 def scan_tar(path: str, image_extension: str | None = None) -> Scan:
@@ -178,6 +185,7 @@ class _TarScan:
         self._path = path
         self._chosen = image_extension.lower().removeprefix(".") if image_extension else ""
         self._images = frozenset({self._chosen}) if self._chosen else IMAGE_EXTENSIONS
+        self._bits = _BITS | {self._chosen: 1 << len(_BITS)} if self._chosen else _BITS
         self._key = ""  # of the last member
         self._sample: _Sample | None = None  # of it and its neighbours; None if none of them is wanted
         self._samples: list[_Sample] = []
@@ -210,7 +218,7 @@ class _TarScan:
         sample = self._sample
         if sample is None:
             sample = self._sample = _Sample(key, item.header)
-        sample.extensions.append(extension)
+        sample.bits |= self._bits.get(extension, 0)
         if item.kind == "other":
             sample.has_fault |= is_image
             self._add_member_fault(item, item.name, "not_a_file", "a link or a sparse or special file")
@@ -218,23 +226,23 @@ class _TarScan:
             self._add_image(window, item, sample)
         elif extension in _SIDECARS:
             self._add_sidecar(window, item, extension, sample)
-        elif not self._chosen and extension.rpartition(".")[2] in _IMAGE_NAMES:
-            unread = sample.image is not None or sample.others
-            sample.others.append((item, None if unread else _header(window, item)))
+        elif extension.rpartition(".")[2] in _IMAGE_NAMES:
+            self._add_other(window, item, extension, sample)
 
     def finish(self) -> Scan:
         self._close()
-        found: list[tuple[int, _Sample, ImageHeader]] = []
         for sample in self._samples:
             if sample.image is None and not sample.has_fault:
                 self._take_other(sample)
-            if sample.image is not None:
-                found.append((sample.image[0].offset, sample, sample.image[1]))
         if not self._samples and not self._faults:
             self.add_fault("", "empty_tar", "no members")
-        found.sort(key=lambda item: item[0])
-        rows = [_row(_text(s.key), (at, s.image[0].size, header), s.fields()) for at, s, header in found if s.image]
-        return Scan(_table(rows), self._faults, [sample.json_at for _, sample, _ in found])
+        rows, sidecars = [], []
+        for sample in sorted(self._samples, key=_place):
+            if sample.image is not None and sample.header is not None:
+                image = sample.image.offset, sample.image.size, sample.header
+                rows.append(_row(_text(sample.key), image, sample.fields()))
+                sidecars.append(sample.sidecar)
+        return Scan(_table(rows), self._faults, sidecars)
 
     def _close(self) -> None:
         """End the sample of the last members; it continues an earlier one of its key or is a new one."""
@@ -242,49 +250,58 @@ class _TarScan:
         if sample is None:
             return
         earlier = self._last_of.get(sample.key)
-        if earlier is None or not set(sample.extensions).isdisjoint(earlier.extensions):
+        if earlier is None or sample.repeats(earlier):
             self._samples.append(sample)
             self._last_of[sample.key] = sample
             return
-        earlier.extensions += sample.extensions
-        earlier.others += sample.others
+        earlier.bits |= sample.bits
+        if earlier.others is None:
+            earlier.others, earlier.other_header = sample.others, sample.other_header
+        elif sample.others is not None:
+            earlier.others.update(sample.others)
         earlier.has_fault |= sample.has_fault
         if sample.json is not None:
-            earlier.json, earlier.json_at = sample.json, sample.json_at
+            earlier.json, earlier.sidecar = sample.json, sample.sidecar
         earlier.cls = earlier.cls if sample.cls is None else sample.cls
         if earlier.image is None:
-            earlier.image = sample.image
+            earlier.image, earlier.header = sample.image, sample.header
         elif sample.image is not None:
-            self._add_second(sample.image[0])
+            self._add_second(sample.image)
 
     def _take_other(self, sample: _Sample) -> None:
-        """Make the only member whose extension ends like an image's the sample's image."""
-        if len(sample.others) == 1:
-            member, header = sample.others[0]
-            if header is None:
-                self._add_bad_image(member, sample)
-            else:
-                sample.image = member, header
-        elif sample.others:
-            names = first_few(sorted(split_name(member.name)[1] for member, _ in sample.others), 5)
-            detail = f"{names}: set image_extension of the source to the one to read"
-            self.add_fault(sample.key, "several_images", detail, sample.first)
-        else:
+        """Make the only member whose extension ends like an image's the sample's image, or add a fault."""
+        others = sample.others or {}
+        if self._chosen or not others:
             wanted = f"the extension {self._chosen} (image_extension)" if self._chosen else "an image extension"
-            members = first_few(sample.extensions, 5)
-            self.add_fault(sample.key, "no_image", f"no member has {wanted}; found {members}", sample.first)
+            extensions = sorted({*others, *(e for e, bit in self._bits.items() if bit & sample.bits)})
+            detail = f"no member has {wanted}" + (f"; there are {first_few(extensions, 5)}" if extensions else "")
+            self.add_fault(sample.key, "no_image", detail, sample.first)
+        elif len(others) == 1:
+            self._set_image(next(iter(others.values())), sample.other_header, sample)
+        else:
+            detail = f"{first_few(sorted(others), 5)}: set image_extension of the source to the one to read"
+            self.add_fault(sample.key, "several_images", detail, sample.first)
 
     def _add_image(self, window: Window, member: Member, sample: _Sample) -> None:
         if sample.image is not None:
             self._add_second(member)
-            return
-        header = _header(window, member)
-        if header is None:
-            self._add_bad_image(member, sample)
         else:
-            sample.image = member, header
+            self._set_image(member, _header(window, member), sample)
 
-    def _add_bad_image(self, member: Member, sample: _Sample) -> None:
+    def _add_other(self, window: Window, member: Member, extension: str, sample: _Sample) -> None:
+        if sample.others is None:
+            sample.others = {}
+            if not self._chosen and sample.image is None:
+                sample.other_header = _header(window, member)
+        if extension in sample.others:
+            self._add_second(member)
+        else:
+            sample.others[extension] = member
+
+    def _set_image(self, member: Member, header: ImageHeader | None, sample: _Sample) -> None:
+        if header is not None:
+            sample.image, sample.header = member, header
+            return
         sample.has_fault = True
         self._add_member_fault(member, sample.key, "not_an_image" if member.size else "empty_member", member.name)
 
@@ -315,10 +332,14 @@ class _TarScan:
             self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
         if fields.pop("caption", None) is not None:
             fields["caption_offset"], fields["caption_length"] = member.offset, member.size
-        sample.json, sample.json_at = fields, (member.offset, member.size)
+        sample.json, sample.sidecar = fields, member
 
     def _add_member_fault(self, member: Member, key: str, reason: str, detail: str = "") -> None:
         self.add_fault(key, reason, detail, member.header, member.offset + member.size - member.header)
+
+
+def _place(sample: _Sample) -> int:
+    return sample.image.offset if sample.image else -1
 
 
 def _header(window: Window, member: Member) -> ImageHeader | None:
@@ -409,7 +430,7 @@ def hash_key(value: str | None) -> int:
 
 
 def _table(rows: list[tuple]) -> pa.Table:
-    columns = list(zip(*sorted(rows, key=lambda row: row[0]), strict=True)) or [()] * len(SCAN_SCHEMA)
+    columns = list(zip(*rows, strict=True)) or [()] * len(SCAN_SCHEMA)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCAN_SCHEMA, strict=True)], schema=SCAN_SCHEMA)
 
 

@@ -47,10 +47,9 @@ def assert_same(path: Path) -> int:
     theirs = [sample for sample in read_by_webdataset(path) if image_of(sample)]
     ours, rows = read_by_us(path)
     assert ours == [(sample["__key__"], image_of(sample)) for sample in theirs]
-    json_at = scan_tar(str(path)).json_at
-    for sample, row, place in zip(theirs, rows, json_at, strict=True):
+    for sample, row, member in zip(theirs, rows, scan_tar(str(path)).sidecars, strict=True):
         sidecar = json.loads(sample.get("json", b"{}"))
-        assert (read_range(str(path), *place) if place else None) == sample.get("json")
+        assert (read_range(str(path), member.offset, member.size) if member else None) == sample.get("json")
         label = sidecar.get("label", int(sample.get("cls", b"-1")))
         assert (row["given_label"], row["hash"]) == (label, sidecar.get("sha256"))
         assert (row["caption_offset"] >= 0) == ("caption" in sidecar)
