@@ -14,19 +14,22 @@ from typing import Any
 from radioplat.data.detection.boxes import Boxes, Faults, clean_boxes, four_numbers
 from radioplat.data.detection.coco import entry_boxes
 from radioplat.data.detection.detection_set import DetectionSet, Picture
-from radioplat.data.scan.shard import MAX_SIDECAR_BYTES, scan_tar, split_name
-from radioplat.data.scan.tar import Member, walk_tar
+from radioplat.data.scan.shard import scan_tar
+from radioplat.data.scan.tar import Member
 from radioplat.data.storage.files import absolute, list_files
 from radioplat.data.storage.read_ahead import Window
 from radioplat.errors import DataError
 
 
-def read_detection_shards(root_dir: str, classes: Sequence[str], where: str = "") -> DetectionSet:
+def read_detection_shards(
+    root_dir: str, classes: Sequence[str], where: str = "", image_extension: str | None = None
+) -> DetectionSet:
     """Read all tars below ``root_dir``; no pixel is decoded.
 
     Args:
         classes: names; a number in a sidecar is an index into it.
         where: the spec field, for messages.
+        image_extension: of a sample's image; see :func:`scan_tar`.
 
     Raises:
         DataError: the folder does not exist or contains no usable image.
@@ -39,23 +42,22 @@ def read_detection_shards(root_dir: str, classes: Sequence[str], where: str = ""
     dataset = DetectionSet(tuple(classes), tuple(range(len(classes))))
     labels = {name: i for i, name in enumerate(classes)} | {i: i for i in range(len(classes))}
     for name, _ in shards:
-        _read_shard(f"{root}/{name}", labels, dataset)
+        _read_shard(f"{root}/{name}", labels, dataset, image_extension)
     if not dataset.pictures:
         hint = f"{len(shards)} tar files; faults: {dataset.faults}."
         raise DataError(f"{root} contains no usable image with boxes", where=where, hint=hint)
     return dataset
 
 
-def _read_shard(path: str, labels: dict[Any, int], dataset: DetectionSet) -> None:
-    scan = scan_tar(path)
+def _read_shard(path: str, labels: dict[Any, int], dataset: DetectionSet, image_extension: str | None) -> None:
+    scan = scan_tar(path, image_extension)
     for fault in scan.faults:
         dataset.faults.add(fault.reason, f"{path}: {fault.key} {fault.detail}".rstrip())
     if not scan.rows.num_rows:
         return
-    sidecars = _sidecars(path)
-    columns = ("key", "offset", "length", "width", "height")
-    for key, offset, length, width, height in zip(*(scan.rows[c].to_pylist() for c in columns), strict=True):
-        boxes = _sidecar_boxes(sidecars.get(key), labels, dataset.faults, f"{path}: {key}")
+    columns = [scan.rows[name].to_pylist() for name in ("key", "offset", "length", "width", "height")]
+    for key, offset, length, width, height, content in zip(*columns, _contents(path, scan.sidecars), strict=True):
+        boxes = _sidecar_boxes(content, labels, dataset.faults, f"{path}: {key}")
         if boxes is None:
             continue
         inside = clean_boxes(boxes, width, height, dataset.faults, f"{path}: {key}")
@@ -64,24 +66,17 @@ def _read_shard(path: str, labels: dict[Any, int], dataset: DetectionSet) -> Non
         dataset.pictures.append(Picture(key, path, offset, length, width, height, inside, len(dataset.pictures)))
 
 
-def _sidecars(path: str) -> dict[str, Any]:
-    """Return the sidecars' content by key, without those that :func:`scan_tar` has counted as bad."""
-    sidecars: dict[str, Any] = {}
+def _contents(path: str, sidecars: list[Member | None]) -> list[Any]:
+    """Return the content of each JSON sidecar; None where there is none."""
+    contents: list[Any] = [None] * len(sidecars)
     try:
         window = Window(path)
-        for member in walk_tar(window):
-            if not isinstance(member, Member):
-                continue
-            key, extension = split_name(member.name)
-            if extension != "json" or member.kind != "file" or member.size > MAX_SIDECAR_BYTES:
-                continue
-            try:
-                sidecars.setdefault(key, json.loads(window.read(member.offset, member.size)))
-            except (ValueError, RecursionError):
-                continue
-    except OSError:
-        return sidecars  # the scan has just read this file; the remaining images count as without boxes
-    return sidecars
+        for number, member in enumerate(sidecars):
+            if member is not None:
+                contents[number] = json.loads(window.read(member.offset, member.size))
+    except (OSError, ValueError):
+        return contents  # the scan has just read this file; the remaining images count as without boxes
+    return contents
 
 
 def _sidecar_boxes(content: Any, labels: dict[Any, int], faults: Faults, item: str) -> Boxes | None:

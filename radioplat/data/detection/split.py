@@ -34,7 +34,8 @@ def read_split(split: SplitConfig, classes: Sequence[str], where: str) -> Detect
         names = classes or (dataset.classes if dataset else ())
         if not names:
             raise DataError("shards do not list their classes", where="dataset.classes", hint="Name them in order.")
-        read = read_detection_shards(source.root_dir, names, f"{where}.tar_data_sources[{i}].root_dir")
+        field = f"{where}.tar_data_sources[{i}].root_dir"
+        read = read_detection_shards(source.root_dir, names, field, source.image_extension)
         if dataset is None:
             dataset = read
         else:

@@ -15,14 +15,16 @@ import pyarrow.compute as pc
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, PartWriter, unfinished
 from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
 from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
-from radioplat.data.scan.shard import FAULT_SCHEMA, UNREADABLE
+from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, UNREADABLE
 from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
 from radioplat.errors import DataError, Problem
 from radioplat.spec.schema.dataset import SplitConfig
 
 __all__ = ["ShardIndex", "build_index"]
 
-_Key = tuple[str, str, str, int, int]  # kind, root, name, size, mtime_ns
+_Key = tuple[str, str, str, int, int]  # kind (and image_extension, if set), root, name, size, mtime_ns
+# Reasons of faults that earlier rules of names gave to members which the present ones may read.
+_OF_EARLIER_RULES = pa.array(["no_image", "duplicate_key"], pa.large_string())
 
 
 def build_index(
@@ -38,9 +40,10 @@ def build_index(
 ) -> ShardIndex:
     """Index a split and save it under ``index_dir``.
 
-    Unchanged shards (path, size, mtime) are not read again, except those that could not be read. The scan writes its
-    results as it proceeds: after a crash it resumes, except for its last seconds. Of two processes that build in one
-    folder the second waits and reuses the result.
+    Unchanged shards (path, size, mtime) are not read again, except those that could not be read, and those with members
+    that an earlier release left out and this one may read. The scan writes its results as it proceeds: after a crash it
+    resumes, except for its last seconds. Of two processes that build in one folder the second waits and reuses the
+    result.
 
     Args:
         split: one split of the spec.
@@ -93,11 +96,11 @@ class _Known:
         self._origin = np.repeat(np.arange(len(scans)), [len(notes) for notes, _ in scans])  # scan of each note
         columns = [self._notes[name].to_pylist() for name in ("kind", "root", "name", "size", "mtime_ns")]
         self._row: dict[_Key, int] = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-        failed = [table.filter(pc.equal(table["reason"], UNREADABLE)) for table in self._faults]
-        self._unreadable = {path for table in failed for path in table["shard"].to_pylist()}
+        again = [table.filter(_scan_again(table)) for table in self._faults]
+        self._scan_again = {path for table in again for path in table["shard"].to_pylist()}
 
     def __contains__(self, key: _Key) -> bool:
-        return key in self._row and f"{key[1]}/{key[2]}" not in self._unreadable
+        return key in self._row and f"{key[1]}/{key[2]}" not in self._scan_again
 
     def index_of(self, sources: list[SourceFiles], index_dir: Path, classes: list[str] | None) -> ShardIndex:
         """Create the index over ``sources``, all of whose files are known."""
@@ -124,6 +127,14 @@ class _Known:
         return faults.take(pa.array(rows, pa.int64()))
 
 
+def _scan_again(faults: pa.Table) -> pa.Array:
+    """Mark faults whose shard another scan may read: the storage failed, or the rules of names were others."""
+    again = pc.equal(faults["reason"], UNREADABLE)
+    if (faults.schema.metadata or {}).get(b"name_rules") == NAME_RULES.encode():
+        return again
+    return pc.or_(again, pc.is_in(faults["reason"], _OF_EARLIER_RULES))
+
+
 class _ShardList:
     """Keys of the files in the order of the index."""
 
@@ -139,8 +150,9 @@ class _ShardList:
 
 
 def _keys(source: SourceFiles) -> Iterator[_Key]:
+    kind = f"{source.kind} {source.image_extension}" if source.image_extension else source.kind
     for file in source.files:
-        yield source.kind, source.root, file.name, *file.state
+        yield kind, source.root, file.name, *file.state
 
 
 def _batches(sources: list[SourceFiles], known: _Known) -> Iterator[ScanBatch]:
@@ -162,7 +174,7 @@ def _batches(sources: list[SourceFiles], known: _Known) -> Iterator[ScanBatch]:
 
 def _batch(first: int, source: SourceFiles, files: list[ShardFile]) -> ScanBatch:
     names, size = tuple(file.name for file in files), sum(file.state.size for file in files)
-    return ScanBatch(first, source.kind, source.root, names, size)
+    return ScanBatch(first, source.kind, source.root, names, size, source.image_extension)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from radioplat.common.atomic_files import written_aside
-from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
+from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, SCAN_SCHEMA
 
 BLOCK_ROWS = 8192
 PART_ROWS = 250_000
@@ -68,6 +68,7 @@ class PartWriter:
             rows = pa.concat_tables([SCAN_SCHEMA.empty_table(), *self._tables])
             write_table(rows, self._directory / f"{self._name}.parquet", row_group_size=BLOCK_ROWS)
             faults = pa.concat_tables([FAULT_SCHEMA.empty_table(), *self._faults])
+            faults = faults.replace_schema_metadata({"name_rules": NAME_RULES})
             write_table(faults, self._directory / f"{self._name}.faults")
             write_table(pa.Table.from_pylist(self._notes, schema=NOTE_SCHEMA), self._directory / f"{self._name}.shards")
         self._reset()

@@ -20,7 +20,7 @@ from radioplat.data.index.columns import Column
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, remove_notes, write_table
 from radioplat.data.index.rows import IndexRows
 from radioplat.data.scan.scan import canonical
-from radioplat.data.scan.shard import FAULT_SCHEMA
+from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES
 from radioplat.data.storage.files import FileState
 from radioplat.errors import DataError
 
@@ -47,7 +47,8 @@ class ShardIndex:
 
     def __init__(self, shards: pa.Table, faults: pa.Table, classes: list[str], directory: Path) -> None:
         self.shards = shards.select(SHARD_SCHEMA.names).cast(SHARD_SCHEMA).combine_chunks()
-        self.faults = faults.select(FAULT_SCHEMA.names).cast(FAULT_SCHEMA).combine_chunks()
+        fault_schema = FAULT_SCHEMA.with_metadata(faults.schema.metadata)
+        self.faults = faults.select(FAULT_SCHEMA.names).cast(fault_schema).combine_chunks()
         self.classes = classes
         self.directory = Path(directory)
         self.rows = IndexRows(self.shards, self.directory, classes)
@@ -176,7 +177,8 @@ class ShardIndex:
                     if path.suffix in (".parquet", ".hashes"):
                         _link(path, directory / path.name)
             for name in ("faults", "shards"):
-                table = getattr(self, name).replace_schema_metadata({"radioplat_index": VERSION, "build": build})
+                marks = {"radioplat_index": VERSION, "build": build, "name_rules": NAME_RULES}
+                table = getattr(self, name).replace_schema_metadata(marks)
                 write_table(table, directory / f"{name}.parquet")
             with written_aside(directory / "classes.json") as aside:
                 aside.write_text(json.dumps(self.classes, ensure_ascii=False, indent=1), encoding="utf-8")

@@ -33,6 +33,7 @@ class ScanBatch:
         first: shard number of the first file in the index; the others follow.
         names: paths below ``root``.
         size: of all files, bytes.
+        image_extension: of the images in tars; see :func:`scan_tar`.
     """
 
     first: int
@@ -40,6 +41,7 @@ class ScanBatch:
     root: str
     names: tuple[str, ...]
     size: int = 0
+    image_extension: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def scan_batch(batch: ScanBatch) -> ScanResult:
     tables, faults = [], []
     for name in batch.names:
         path = f"{batch.root}/{name}"
-        scan = scan_tar(path) if batch.kind == "tar" else scan_image(path, name)
+        scan = scan_tar(path, batch.image_extension) if batch.kind == "tar" else scan_image(path, name)
         tables.append(scan.rows)
         faults += [vars(fault) for fault in scan.faults]
     return ScanResult(

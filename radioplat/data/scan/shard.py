@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from radioplat.common.listing import first_few
 from radioplat.data.images.headers import IMAGE_EXTENSIONS, ImageHeader, header_at
 from radioplat.data.scan.tar import Damage, Member, walk_tar
 from radioplat.data.storage.read_ahead import Window
 
 MAX_SIDECAR_BYTES = 1 << 24
+NAME_RULES = "2"  # number of the rules below; increased when they read other samples from the same names
 _INT64 = struct.Struct("<q").unpack
-_WANTED = IMAGE_EXTENSIONS | {"json", "cls"}
+_SIDECARS = frozenset({"json", "cls"})
+# Last parts of extensions that name an image, as in webdataset.autodecode.IMAGE_EXTENSIONS; its content decides.
+_IMAGE_NAMES = IMAGE_EXTENSIONS | {"tif", "jfif", "jpe", "jp2", "ppm", "pgm", "pbm", "pnm", "avif", "heic"}
+_WANTED = _IMAGE_NAMES | _SIDECARS
+_BITS = {extension: 1 << place for place, extension in enumerate(sorted(_WANTED))}
+_is_meta = re.compile("__[^/]*__/").match  # webdataset.tariterators.tar_file_iterator, skip_meta
 
 # The columns of each image of a shard; the index adds source and shard.
 SCAN_SCHEMA = pa.schema(
@@ -58,7 +66,7 @@ class Fault:
         shard: path of the file.
         key: of the sample, or the member's name; empty if the whole shard is unusable.
         reason: ``unreadable_shard, not_a_tar, empty_tar, truncated_tar, corrupt_tar, not_an_image, empty_member,
-            duplicate_key, no_image, not_a_file, hidden_member, bad_sidecar``.
+            duplicate_key, several_images, no_image, not_a_file, hidden_member, bad_sidecar``.
         detail: explanation for the user.
         offset, length: the unusable bytes, from the member's first header; -1 and 0 if there are none.
     """
@@ -73,25 +81,67 @@ class Fault:
 
 @dataclass
 class Scan:
-    """Result of one shard: a table of :data:`SCAN_SCHEMA`, sorted by offset, and the faults."""
+    """Result of one shard.
+
+    Attributes:
+        rows: a table of :data:`SCAN_SCHEMA`, sorted by offset.
+        faults: what cannot be used.
+        sidecars: the JSON sidecar of each row; None if it has none that is valid.
+    """
 
     rows: pa.Table
     faults: list[Fault]
+    sidecars: list[Member | None]
 
 
 class _Sample:
-    __slots__ = ("first", "has_fault", "image", "sidecar")
+    """Members of one key.
 
-    def __init__(self, first: int) -> None:
-        self.first = first  # byte of its first member
-        self.image: tuple[int, int, ImageHeader] | None = None  # offset, length, header
-        self.sidecar: dict[str, Any] | None = None
-        self.has_fault = False
+    Attributes:
+        key: bytes that are not UTF-8 as surrogates.
+        first: byte of the first member's header.
+        bits: of the extensions of its members that have a bit, see ``_BITS``.
+        image, header: the image.
+        others: members whose extension ends like an image's (``rgb.jpg``), by extension; used if there is no image.
+        other_header: of the first of ``others``; None if it is no image.
+        has_fault: there is an unusable image.
+        json, sidecar: fields of the JSON sidecar, and itself.
+        cls: field of the ``.cls`` sidecar.
+    """
+
+    # Defaults of the class, and no list: what is made for each sample slows the scan of a large shard.
+    bits = 0
+    image: Member | None = None
+    header: ImageHeader | None = None
+    others: dict[str, Member] | None = None
+    other_header: ImageHeader | None = None
+    has_fault = False
+    json: dict[str, Any] | None = None
+    sidecar: Member | None = None
+    cls: dict[str, Any] | None = None
+
+    def __init__(self, key: str, first: int) -> None:
+        self.key, self.first = key, first
+
+    def fields(self) -> dict[str, Any] | None:
+        """Return the fields of both sidecars; a label of the JSON replaces that of ``.cls``."""
+        if not self.cls or not self.json:
+            return self.json or self.cls
+        return self.json if "given_label" in self.json or "label_name" in self.json else self.json | self.cls
+
+    def repeats(self, earlier: _Sample) -> bool:
+        """Return True if both have a member of the same name."""
+        return bool(self.bits & earlier.bits or any(e in (earlier.others or ()) for e in self.others or ()))
 
 
-def scan_tar(path: str) -> Scan:
-    """Scan the tar at ``path``; every problem with it becomes a fault, never an exception."""
-    shard = _TarScan(path)
+def scan_tar(path: str, image_extension: str | None = None) -> Scan:
+    """Scan the tar at ``path``; every problem with it becomes a fault, never an exception.
+
+    Args:
+        image_extension: of the member that is a sample's image, for example ``rgb.jpg``; None: a member with one of
+            ``IMAGE_EXTENSIONS``, or else the only one whose extension ends with an image's (``001.jpg``).
+    """
+    shard = _TarScan(path, image_extension)
     try:
         window = Window(path)
         if window.size == 0:
@@ -115,106 +165,191 @@ def scan_image(path: str, name: str) -> Scan:
         window = Window(path)
         header = header_at(window.read, lambda: window.span(0, window.size))
     except OSError as error:
-        return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))])
+        return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))], [])
     if header is None:
-        return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")])
+        return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")], [])
     parent = name.rpartition("/")[0].rpartition("/")[2]
     label = {"label_name": _text(parent)} if parent else None
-    return Scan(_table([_row(_text(split_name(name)[0]), (0, window.size, header), label)]), [])
+    return Scan(_table([_row(_text(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
 
 
 class _TarScan:
-    """Samples and faults of one tar during its scan."""
+    """Samples and faults of one tar during its scan.
 
-    def __init__(self, path: str) -> None:
+    As in webdataset, neighbouring members with one key are one sample. Members of a key that comes again later belong
+    to its sample too, so that a tar in any order can be read; but if one of their names comes a second time, they are a
+    new sample, as in two tars that were joined.
+    """
+
+    def __init__(self, path: str, image_extension: str | None) -> None:
         self._path = path
-        self._samples: dict[str, _Sample] = {}
+        self._chosen = image_extension.lower().removeprefix(".") if image_extension else ""
+        self._images = frozenset({self._chosen}) if self._chosen else IMAGE_EXTENSIONS
+        self._bits = _BITS | {self._chosen: 1 << len(_BITS)} if self._chosen else _BITS
+        self._key = ""  # of the last member
+        self._sample: _Sample | None = None  # of it and its neighbours; None if none of them is wanted
+        self._samples: list[_Sample] = []
+        self._last_of: dict[str, _Sample] = {}  # the last sample of each key
         self._faults: list[Fault] = []
 
     def add_fault(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
-        self._faults.append(Fault(self._path, key, reason, detail, offset, length))
+        self._faults.append(Fault(self._path, _text(key), reason, _text(detail), offset, length))
 
     def add(self, window: Window, item: Member | Damage) -> None:
         if isinstance(item, Damage):
-            self.add_fault(_text(item.name), item.reason, item.detail, item.offset, item.length)
+            self.add_fault(item.name, item.reason, item.detail, item.offset, item.length)
             return
         if item.kind == "folder":
             return
-        name = item.name if item.name.isascii() else _text(item.name)
-        key, extension = split_name(name)
-        if extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
+        key, extension = split_name(item.name)
+        if key != self._key:
+            self._close()
+            self._key = key
+        is_image = extension in self._images
+        if not is_image and extension not in _WANTED and extension.rpartition(".")[2] not in _WANTED:
             return
         if not key or key[-1] == "/":
-            self._add_member_fault(item, name, "hidden_member", "the name starts with a dot")
+            self._add_member_fault(item, item.name, "hidden_member", "the name starts with a dot")
             return
-        sample = self._samples.get(key)
+        if key[:2] == "__" and _is_meta(key):
+            detail = "a folder named __...__ contains no samples but data about the shard"
+            self._add_member_fault(item, item.name, "hidden_member", detail)
+            return
+        sample = self._sample
         if sample is None:
-            sample = self._samples[key] = _Sample(item.header)
+            sample = self._sample = _Sample(key, item.header)
+        sample.bits |= self._bits.get(extension, 0)
         if item.kind == "other":
-            sample.has_fault = True
-            self._add_member_fault(item, name, "not_a_file", "a link or a sparse or special file")
-        elif extension in IMAGE_EXTENSIONS:
-            self._add_image(window, item, key, name, sample)
-        elif extension in _WANTED:
-            self._add_sidecar(window, item, key, name, extension, sample)
+            sample.has_fault |= is_image
+            self._add_member_fault(item, item.name, "not_a_file", "a link or a sparse or special file")
+        elif is_image:
+            self._add_image(window, item, sample)
+        elif extension in _SIDECARS:
+            self._add_sidecar(window, item, extension, sample)
+        elif extension.rpartition(".")[2] in _IMAGE_NAMES:
+            self._add_other(window, item, extension, sample)
 
     def finish(self) -> Scan:
-        rows = []
-        for key, sample in self._samples.items():
-            if sample.image is not None:
-                rows.append(_row(key, sample.image, sample.sidecar))
-            elif not sample.has_fault:
-                self.add_fault(key, "no_image", "no member of this key has an image extension", sample.first)
+        self._close()
+        for sample in self._samples:
+            if sample.image is None and not sample.has_fault:
+                self._take_other(sample)
         if not self._samples and not self._faults:
             self.add_fault("", "empty_tar", "no members")
-        return Scan(_table(rows), self._faults)
+        rows, sidecars = [], []
+        for sample in sorted(self._samples, key=_place):
+            if sample.image is not None and sample.header is not None:
+                image = sample.image.offset, sample.image.size, sample.header
+                rows.append(_row(_text(sample.key), image, sample.fields()))
+                sidecars.append(sample.sidecar)
+        return Scan(_table(rows), self._faults, sidecars)
 
-    def _add_image(self, window: Window, member: Member, key: str, name: str, sample: _Sample) -> None:
+    def _close(self) -> None:
+        """End the sample of the last members; it continues an earlier one of its key or is a new one."""
+        sample, self._sample = self._sample, None
+        if sample is None:
+            return
+        earlier = self._last_of.get(sample.key)
+        if earlier is None or sample.repeats(earlier):
+            self._samples.append(sample)
+            self._last_of[sample.key] = sample
+            return
+        earlier.bits |= sample.bits
+        if earlier.others is None:
+            earlier.others, earlier.other_header = sample.others, sample.other_header
+        elif sample.others is not None:
+            earlier.others.update(sample.others)
+        earlier.has_fault |= sample.has_fault
+        if sample.json is not None:
+            earlier.json, earlier.sidecar = sample.json, sample.sidecar
+        earlier.cls = earlier.cls if sample.cls is None else sample.cls
+        if earlier.image is None:
+            earlier.image, earlier.header = sample.image, sample.header
+        elif sample.image is not None:
+            self._add_second(sample.image)
+
+    def _take_other(self, sample: _Sample) -> None:
+        """Make the only member whose extension ends like an image's the sample's image, or add a fault."""
+        others = sample.others or {}
+        if self._chosen or not others:
+            wanted = f"the extension {self._chosen} (image_extension)" if self._chosen else "an image extension"
+            extensions = sorted({*others, *(e for e, bit in self._bits.items() if bit & sample.bits)})
+            detail = f"no member has {wanted}" + (f"; there are {first_few(extensions, 5)}" if extensions else "")
+            self.add_fault(sample.key, "no_image", detail, sample.first)
+        elif len(others) == 1:
+            self._set_image(next(iter(others.values())), sample.other_header, sample)
+        else:
+            detail = f"{first_few(sorted(others), 5)}: set image_extension of the source to the one to read"
+            self.add_fault(sample.key, "several_images", detail, sample.first)
+
+    def _add_image(self, window: Window, member: Member, sample: _Sample) -> None:
         if sample.image is not None:
-            self._add_member_fault(member, key, "duplicate_key", f"{name} at byte {member.offset}")
-            return
-        offset, size = member.offset, member.size
-        if size == 0:
-            sample.has_fault = True
-            self._add_member_fault(member, key, "empty_member", name)
-            return
+            self._add_second(member)
+        else:
+            self._set_image(member, _header(window, member), sample)
 
-        def read(at: int, length: int) -> bytes:
-            return window.read(offset + at, min(length, size - at)) if at < size else b""
+    def _add_other(self, window: Window, member: Member, extension: str, sample: _Sample) -> None:
+        if sample.others is None:
+            sample.others = {}
+            if not self._chosen and sample.image is None:
+                sample.other_header = _header(window, member)
+        if extension in sample.others:
+            self._add_second(member)
+        else:
+            sample.others[extension] = member
 
-        header = header_at(read, lambda: window.span(offset, size))
-        if header is None:
-            sample.has_fault = True
-            self._add_member_fault(member, key, "not_an_image", name)
+    def _set_image(self, member: Member, header: ImageHeader | None, sample: _Sample) -> None:
+        if header is not None:
+            sample.image, sample.header = member, header
             return
-        sample.image = (offset, size, header)
+        sample.has_fault = True
+        self._add_member_fault(member, sample.key, "not_an_image" if member.size else "empty_member", member.name)
 
-    def _add_sidecar(self, window: Window, member: Member, key: str, name: str, kind: str, sample: _Sample) -> None:
+    def _add_second(self, member: Member) -> None:
+        """Add the fault of an image or a sidecar of which the sample has one already."""
+        key = split_name(member.name)[0]
+        self._add_member_fault(member, key, "duplicate_key", f"{member.name} at byte {member.offset}")
+
+    def _add_sidecar(self, window: Window, member: Member, kind: str, sample: _Sample) -> None:
+        key, name = sample.key, member.name
+        if (sample.json if kind == "json" else sample.cls) is not None:
+            self._add_second(member)
+            return
         if member.size > MAX_SIDECAR_BYTES:
             self._add_member_fault(member, key, "bad_sidecar", f"{name} has {member.size} bytes")
             return
         data = window.read(member.offset, member.size)
-        sidecar = sample.sidecar or {}
         try:
             if kind == "cls":
-                fields = {} if "given_label" in sidecar or "label_name" in sidecar else _label(data.decode().strip())
-            else:
-                content = _parse(data)
-                fields = _from_json(content)
-                if wrong := _no_label(content):
-                    self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
-                if fields.pop("caption", None) is not None:
-                    fields["caption_offset"], fields["caption_length"] = member.offset, member.size
-                if "given_label" in fields or "label_name" in fields:  # JSON replaces .cls, in any order
-                    sidecar.pop("given_label", None)
-                    sidecar.pop("label_name", None)
+                sample.cls = _label(data.decode().strip())
+                return
+            content = _parse(data)
+            fields = _from_json(content)
         except (ValueError, RecursionError) as error:
             self._add_member_fault(member, key, "bad_sidecar", f"{name}: {error}")
             return
-        sample.sidecar = sidecar | fields if sidecar else fields
+        if wrong := _no_label(content):
+            self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
+        if fields.pop("caption", None) is not None:
+            fields["caption_offset"], fields["caption_length"] = member.offset, member.size
+        sample.json, sample.sidecar = fields, member
 
     def _add_member_fault(self, member: Member, key: str, reason: str, detail: str = "") -> None:
         self.add_fault(key, reason, detail, member.header, member.offset + member.size - member.header)
+
+
+def _place(sample: _Sample) -> int:
+    return sample.image.offset if sample.image else -1
+
+
+def _header(window: Window, member: Member) -> ImageHeader | None:
+    """Read the header of an image; None if it is empty or no image."""
+    offset, size = member.offset, member.size
+
+    def read(at: int, length: int) -> bytes:
+        return window.read(offset + at, min(length, size - at)) if at < size else b""
+
+    return header_at(read, lambda: window.span(offset, size)) if size else None
 
 
 _scan_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # CPython has it, typeshed does not
@@ -295,12 +430,16 @@ def hash_key(value: str | None) -> int:
 
 
 def _table(rows: list[tuple]) -> pa.Table:
-    columns = list(zip(*sorted(rows, key=lambda row: row[0]), strict=True)) or [()] * len(SCAN_SCHEMA)
+    columns = list(zip(*rows, strict=True)) or [()] * len(SCAN_SCHEMA)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCAN_SCHEMA, strict=True)], schema=SCAN_SCHEMA)
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a name at the first dot of its base name: key, with the folder, and lower-case extension."""
+    """Split a name at the first dot of its base name: key, with the folder, and lower-case extension.
+
+    Equals webdataset.tariterators.base_plus_ext; for a name that it skips, the key is empty or ends with a slash, or
+    the extension is empty.
+    """
     dot = name.find(".", name.rfind("/") + 1)
     return (name[:dot], name[dot + 1 :].lower()) if dot >= 0 else (name, "")
 

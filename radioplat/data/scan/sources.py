@@ -34,6 +34,7 @@ class SourceFiles:
         kind: of all files.
         scale_factor: unnormalised share in the mixture (1 for ``images_dir``).
         files: sorted by name.
+        image_extension: of the images in tars; None if the spec names none.
     """
 
     field: str
@@ -41,6 +42,7 @@ class SourceFiles:
     kind: Literal["tar", "image"]
     scale_factor: float
     files: list[ShardFile]
+    image_extension: str | None
 
 
 def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
@@ -53,19 +55,19 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
     Raises:
         DataError: one problem for each folder that is missing or empty, or the split names no data.
     """
-    wanted: list[tuple[str, str, Literal["tar", "image"], float]] = [
-        (f"{path}.tar_data_sources[{i}].root_dir", source.root_dir, "tar", source.scale_factor)
+    wanted: list[tuple[str, str, Literal["tar", "image"], float, str | None]] = [
+        (f"{path}.tar_data_sources[{i}].root_dir", source.root_dir, "tar", source.scale_factor, source.image_extension)
         for i, source in enumerate(split.tar_data_sources)
     ]
     if split.images_dir:
-        wanted.append((f"{path}.images_dir", split.images_dir, "image", 1.0))
+        wanted.append((f"{path}.images_dir", split.images_dir, "image", 1.0, None))
     if not wanted:
         hint = "Set tar_data_sources to folders of tar shards, or images_dir to a folder of images."
         raise DataError("no data is given", where=path, hint=hint)
     sources, problems = [], []
-    for field, folder, kind, scale in wanted:
+    for field, folder, kind, scale, image_extension in wanted:
         try:
-            sources.append(_list_source(field, folder, kind, scale))
+            sources.append(_list_source(field, folder, kind, scale, image_extension))
         except DataError as error:
             problems.extend(error.problems)
     if problems:
@@ -81,7 +83,9 @@ def contains_tars(folder: str) -> bool:
         return True
 
 
-def _list_source(field: str, folder: str, kind: Literal["tar", "image"], scale: float) -> SourceFiles:
+def _list_source(
+    field: str, folder: str, kind: Literal["tar", "image"], scale: float, image_extension: str | None
+) -> SourceFiles:
     root = absolute(folder)
     test = _is_tar if kind == "tar" else _is_image
     try:
@@ -95,7 +99,7 @@ def _list_source(field: str, folder: str, kind: Literal["tar", "image"], scale: 
     if not files:
         files_of = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
         raise DataError(f"the folder {root} contains no {files_of}", where=field)
-    return SourceFiles(field, root, kind, scale, files)
+    return SourceFiles(field, root, kind, scale, files, image_extension)
 
 
 def _is_tar(name: str) -> bool:

@@ -26,6 +26,8 @@ class TarSource:
     samples_per_file: int = number(10_000, at_least=1)
     steps_per_epoch: int = number(10_000, at_least=1)
     scale_factor: float = number(1.0, above=0)
+    # (+) which member of a sample is its image: all that follows the first dot of its name, for example rgb.jpg
+    image_extension: str | None = None
 
 
 @dataclass

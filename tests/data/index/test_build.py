@@ -12,6 +12,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -93,6 +95,53 @@ def test_only_what_changed_is_scanned_again(corpus, write_tar, photo):
     third_samples = samples(third)
     shutil.rmtree(corpus / "index")
     assert samples(again(corpus)).equals(third_samples)
+
+
+def test_shards_that_an_earlier_release_read_by_other_rules_are_scanned_again(tmp_path, write_tar, photo):
+    """It left out img.001.jpg with a fault, and wrote no number of its rules; its other shards stay as they are."""
+    for shard, name in (("0", "img.001.jpg"), ("1", "x.jpg"), ("2", "y.json")):
+        write_tar(tmp_path / f"a/{shard}.tar", [(name, b"{}" if name[-1] == "n" else photo())])
+    source = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))])
+    seen = []
+
+    def built() -> ShardIndex:
+        seen.clear()
+        return build_index(
+            source, "d", tmp_path / "i", max_pixels=LIMIT, workers=1, progress=lambda done, total: seen.append(done)
+        )
+
+    index = built()
+    assert samples(index)["key"].to_pylist() == ["img", "x"] and index.faults["reason"].to_pylist() == ["no_image"]
+    fingerprint = index.fingerprint()
+    columns = index.shards.to_pydict() | {"rows": [0, 1, 0]}
+    lost = index.faults.to_pylist()[0] | {"shard": index.shard_paths[0], "key": "img"}
+    earlier = {
+        "shards": pa.table(columns, schema=index.shards.schema),
+        "faults": pa.Table.from_pylist([lost, *index.faults.to_pylist()], schema=index.faults.schema),
+    }
+    for name, table in earlier.items():
+        marks = {k: v for k, v in pq.read_schema(tmp_path / f"i/{name}.parquet").metadata.items() if k != b"name_rules"}
+        pq.write_table(table.replace_schema_metadata(marks), tmp_path / f"i/{name}.parquet")
+    assert samples(ShardIndex.load(tmp_path / "i"))["key"].to_pylist() == ["x"]
+    index = built()
+    assert seen == [2, 3], "the shard that is read as before is not scanned"
+    assert samples(index)["key"].to_pylist() == ["img", "x"] and index.faults["reason"].to_pylist() == ["no_image"]
+    assert index.fingerprint() == fingerprint
+    built()
+    assert seen == []
+
+
+def test_another_image_extension_is_another_scan(tmp_path, write_tar, photo):
+    write_tar(tmp_path / "a/0.tar", [("0.left.jpg", photo(40, 30)), ("0.right.jpg", photo(50, 30))])
+
+    def widths(*extensions: str | None) -> list[int]:
+        tars = [TarSource(str(tmp_path / "a"), image_extension=extension) for extension in extensions]
+        source = SplitConfig(tar_data_sources=tars)
+        return build_index(source, "d", tmp_path / "i", max_pixels=LIMIT, workers=1).width.tolist()
+
+    assert widths("left.jpg") == [40] and widths("right.jpg") == [50] and widths("right.jpg", "LEFT.jpg") == [50, 40]
+    with pytest.raises(DataError, match="several_images left.jpg, right.jpg: set image_extension"):
+        widths(None)
 
 
 def test_names_are_numbered_over_the_train_split(corpus, write_tar, photo):
