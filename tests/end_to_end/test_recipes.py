@@ -63,8 +63,11 @@ def am_radio(root: Path) -> tuple[list[list[str]], list[str]]:
 def c_radio_v4(root: Path) -> tuple[list[list[str]], list[str]]:
     import transformers
 
-    backbone = dict(model_type="sam3_vit_model", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=112,
-                    patch_size=14, window_size=4, global_attn_indexes=[1], pretrain_image_size=56)  # fmt: skip
+    backbone = {
+        "model_type": "sam3_vit_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 112, "pretrain_image_size": 56, "patch_size": 14, "window_size": 4,
+        "global_attn_indexes": [1],
+    }  # fmt: skip
     torch.manual_seed(0)
     config = transformers.Sam3VisionConfig(backbone_config=backbone, fpn_hidden_size=16)
     transformers.Sam3VisionModel(config).save_pretrained(root / "sam3")
@@ -133,7 +136,8 @@ def test_a_recipe_lacks_only_files(name, tmp_path):
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory, crops, encode, write_shard) -> Path:
     root = tmp_path_factory.mktemp("corpus")
-    write_shard(root / "0.tar", [(f"{i}.jpg", encode(pixels, "JPEG")) for i, (_, pixels) in enumerate(crops(12, 160, 3))])
+    images = enumerate(crops(12, 160, 3))
+    write_shard(root / "0.tar", [(f"{i}.jpg", encode(pixels, "JPEG")) for i, (_, pixels) in images])
     return root
 
 
