@@ -54,6 +54,7 @@ CRITERIA: dict[LossType, Factory] = {
     LossType.L2: _pointwise(feature.mse),
     LossType.MSE: _pointwise(feature.mse),
     LossType.FD: _pointwise(feature.smooth_l1),
+    LossType.smooth_l1: _pointwise(feature.smooth_l1_unit),
     LossType.CS: _pointwise(feature.cosine),
     LossType.BALANCED: _pointwise(feature.balanced),
     LossType.dampened_mse: _pointwise(feature.dampened_mse),

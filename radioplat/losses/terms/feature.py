@@ -25,6 +25,11 @@ def smooth_l1(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return F.smooth_l1_loss(student, teacher, beta=2.0, reduction="none").mean(-1)
 
 
+def smooth_l1_unit(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """SmoothL1 with beta 1, mean over D (``smooth_l1``; UNIC, arXiv 2408.05088, ``modeling/losses.py``)."""
+    return F.smooth_l1_loss(student, teacher, beta=1.0, reduction="none").mean(-1)
+
+
 def cosine(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """1 - cosine (``CS``)."""
     return 1 - F.cosine_similarity(student, teacher, dim=-1, eps=1e-6)

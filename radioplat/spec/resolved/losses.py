@@ -72,6 +72,7 @@ LOSSES: dict[LossType, LossDefinition] = {
         _vector(LossType.L1, Mode.summary),
         _vector(LossType.L2, Mode.summary),
         _vector(LossType.FD, Mode.summary),
+        _vector(LossType.smooth_l1, Mode.summary),
         _vector(LossType.CS, Mode.summary, "cosine"),
         _vector(LossType.dampened_mse, Mode.spatial),
         LossDefinition(LossType.angle, (Kind.summary,), Mode.summary, keeps_statistics=True, binds=Binds.nothing),

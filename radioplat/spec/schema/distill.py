@@ -25,6 +25,7 @@ class LossType(NameOrImportPath):
     CS = "CS"
     BALANCED = "BALANCED"
     # (+) from here
+    smooth_l1 = "smooth_l1"
     dampened_mse = "dampened_mse"
     gram = "gram"
     channel_kl = "channel_kl"

@@ -26,6 +26,7 @@ FORMULAS = {
     feature.mse: lambda s, t: ((s - t) ** 2).mean(-1),
     feature.l1: lambda s, t: np.abs(s - t).mean(-1),
     feature.smooth_l1: lambda s, t: huber(s - t, 2.0).mean(-1),
+    feature.smooth_l1_unit: lambda s, t: huber(s - t, 1.0).mean(-1),
     feature.cosine: one_minus_cosine,
     feature.balanced: lambda s, t: 0.9 * one_minus_cosine(s, t) + 0.1 * huber(s - t, 2.0).mean(-1),
 }

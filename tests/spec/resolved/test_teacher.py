@@ -46,6 +46,7 @@ def test_the_published_example():
         ("L2", "summary"),
         ("FD", "summary"),
         ("CS", "summary"),
+        ("smooth_l1", "summary"),
         ("dampened_mse", "spatial"),
         ("gram", "spatial"),
         ("channel_kl", "spatial"),

@@ -1,0 +1,181 @@
+"""Each recipe below ``specs/recipes``: `plan` lacks nothing but its files, and it trains at tiny widths."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+from radioplat.models.student.checkpoint import save_student
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.status import read_status
+
+RECIPES = Path(__file__).parents[2] / "specs" / "recipes"
+TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3}
+STEPS = 2
+SMALL_RUN = [
+    f"train.max_steps={STEPS}", "train.num_epochs=1", "train.precision=fp32", "train.zero_stage=0", "dataset.workers=1",
+    "cluster.mode=local", "distill.mlp_hidden_size=32", "dataset.train_dataset.tar_data_sources[0].samples_per_file=12",
+]  # fmt: skip
+
+
+def of_timm(path: Path, name: str, **kwargs: Any) -> list[str]:
+    """Write a tiny timm model; the overrides of its teacher, below ``distill.teacher[i].``."""
+    torch.manual_seed(0)
+    tensors = timm.create_model(name, **kwargs).state_dict()
+    if path.suffix == ".pth":
+        torch.save(tensors, path)
+    else:
+        safetensors.torch.save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+    tiny = {k: v for k, v in kwargs.items() if k not in ("img_size", "num_classes")}
+    return [f"pretrained_teacher_model_path={path}", f"model.backbone.kwargs={json.dumps(tiny)}"]
+
+
+def am_radio(root: Path) -> tuple[list[list[str]], list[str]]:
+    tower = dict(embed_dim=32, depth=1, num_heads=2, img_size=56)
+    sam = dict(embed_dim=32, depth=2, num_heads=2, global_attn_indexes=[1])
+    teachers = [
+        of_timm(root / "clip.safetensors", "vit_huge_patch14_clip_quickgelu_378", num_classes=1024, **tower),
+        of_timm(root / "openai.safetensors", "vit_large_patch14_clip_quickgelu_336", num_classes=768, **tower),
+        of_timm(root / "dino.pth", "vit_giant_patch14_reg4_dinov2", **tower),
+        of_timm(root / "sam.pth", "samvit_huge_patch16", **sam),
+    ]
+    teachers[3][1] = f"model.backbone.kwargs={json.dumps(sam | {'neck': False})}"
+    for teacher in teachers[:3]:
+        teacher.append("input_size=56")
+    teachers[3].append("input_size=128")
+    return teachers, [
+        f"model.backbone.kwargs={json.dumps(TINY)}", "model.backbone.cpe_max_size=128", "dataset.img_size=64",
+        "dataset.batch_size=1", "train.global_batch_size=8",
+        "distill.partitions[0].img_size=64", "distill.partitions[1].img_size=128",
+    ]  # fmt: skip
+
+
+def c_radio_v4(root: Path) -> tuple[list[list[str]], list[str]]:
+    import transformers
+
+    backbone = {
+        "model_type": "sam3_vit_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 112, "pretrain_image_size": 56, "patch_size": 14, "window_size": 4,
+        "global_attn_indexes": [1],
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.Sam3VisionConfig(backbone_config=backbone, fpn_hidden_size=16)
+    transformers.Sam3VisionModel(config).save_pretrained(root / "sam3")
+    tower = dict(embed_dim=32, depth=1, num_heads=2)
+    teachers = [
+        of_timm(root / "siglip.safetensors", "vit_giantopt_patch16_siglip_384", img_size=64, num_classes=0, **tower),
+        of_timm(root / "dino.pth", "vit_7b_patch16_dinov3", num_classes=0, **tower),
+        [f"pretrained_teacher_model_path={root / 'sam3'}", "input_size=112"],
+    ]
+    teachers[0].append("input_size=64")
+    return teachers, [
+        f"model.backbone.kwargs={json.dumps(TINY)}", "model.backbone.cpe_max_size=128", "dataset.img_size=64",
+        "dataset.batch_size=2", "train.global_batch_size=8", "distill.target_norm.fit_batches=2",
+        "distill.partitions[0].img_size=64", "distill.partitions[1].img_size=128", "distill.vitdet.window_sizes=[2]",
+        "distill.vitdet.num_global=1",
+    ]  # fmt: skip
+
+
+def eupe_stage2(root: Path) -> tuple[list[list[str]], list[str]]:
+    torch.manual_seed(0)
+    proxy = Student(StudentArchitecture("radio_vit_tiny_patch16", TINY | {"depth": 3}, img_size=64))
+    (root / "proxy").mkdir()
+    save_student(proxy, proxy.state_dict(), root / "proxy")
+    return [[f"pretrained_teacher_model_path={root / 'proxy'}"]], [
+        f"model.backbone.kwargs={json.dumps(TINY)}", "dataset.img_size=64", "dataset.batch_size=4",
+        "train.global_batch_size=8", "distill.target_norm.fit_batches=2",
+    ]  # fmt: skip
+
+
+PHI_S, CHANNELS = (f" after {kind} of its targets" for kind in ("phi_s", "standardize_channels"))
+# Recipe -> what makes it tiny, and the losses that its paper has.
+SMALL: dict[str, tuple[Callable[[Path], tuple[list[list[str]], list[str]]], dict[str, set[str]]]] = {
+    "am_radio": (
+        am_radio,
+        {
+            "clip": {"summary by CS", "spatial by BALANCED"},
+            "openai_clip": {"summary by CS", "spatial by BALANCED"},
+            "dino_v2": {"summary by CS", "spatial by BALANCED"},
+            "sam": {"spatial by BALANCED"},
+        },
+    ),
+    "c_radio_v4": (
+        c_radio_v4,
+        {
+            "siglip2-g": {"summary by angle", f"spatial by MSE{PHI_S}"},
+            "dino_v3": {"summary by angle", f"spatial by MSE{PHI_S}"},
+            "sam3": {f"spatial by MSE{PHI_S}"},
+        },
+    ),
+    "eupe_stage2": (eupe_stage2, {"proxy": {f"summary by CS{CHANNELS}", f"spatial by BALANCED{CHANNELS}"}}),
+}
+
+
+def test_every_recipe_is_tested():
+    assert {path.stem for path in RECIPES.glob("*.yaml")} == SMALL.keys()
+
+
+def structures(name: str, root: Path) -> list[str]:
+    """Folders that describe a teacher's structure: without them `plan` knows no sizes, and checks none."""
+    if name == "c_radio_v4":
+        import transformers
+
+        transformers.Sam3VisionConfig().save_pretrained(root / "sam3")
+        return [f"distill.teacher[2].pretrained_teacher_model_path={root / 'sam3'}"]
+    if name == "eupe_stage2":
+        [[field]], _ = eupe_stage2(root)
+        return [f"distill.teacher[0].{field}"]
+    return []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_recipe_lacks_only_files(name, tmp_path):
+    overrides = [f"results_dir={tmp_path / 'results'}", *structures(name, tmp_path)]
+    problems = plan(load_spec(RECIPES / f"{name}.yaml", overrides)).problems
+    assert problems
+    missing = {p.where for p in problems}
+    assert all(where.endswith((".pretrained_teacher_model_path", ".root_dir")) for where in missing), problems
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory, crops, encode, write_shard) -> Path:
+    root = tmp_path_factory.mktemp("corpus")
+    images = enumerate(crops(12, 160, 3))
+    write_shard(root / "0.tar", [(f"{i}.jpg", encode(pixels, "JPEG")) for i, (_, pixels) in images])
+    return root
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_recipe_trains_at_tiny_widths(name, tmp_path, shards, distil):
+    make, losses = SMALL[name]
+    (tmp_path / "weights").mkdir()
+    teachers, fields = make(tmp_path / "weights")
+    overrides = [
+        f"results_dir={tmp_path}", *SMALL_RUN, f"dataset.train_dataset.tar_data_sources[0].root_dir={shards}", *fields,
+        *(f"distill.teacher[{i}].{field}" for i, tiny in enumerate(teachers) for field in tiny),
+    ]  # fmt: skip
+    planned = plan(load_spec(RECIPES / f"{name}.yaml", overrides))
+    assert planned.problems == []
+    found = {}
+    for line in planned.facts["losses"].split("; "):
+        teacher, _, terms = line.partition(": ")
+        if terms:
+            found[teacher] = set(terms.split(", "))
+    assert found == losses
+    run = distil(RECIPES / f"{name}.yaml", *overrides)
+    assert run.result.global_step == STEPS
+    kpis = [line["kpi"] for line in read_status(run.folder / "status.json") if "max_step" in line]
+    terms = {f"{t}/{term.split()[0]}" for t, of_teacher in losses.items() for term in of_teacher}
+    for kpi in kpis:
+        of_run = {key.removeprefix("loss/"): value for key, value in kpi.items() if key.startswith("loss/")}
+        assert terms <= of_run.keys() and all(math.isfinite(value) and value > 0 for value in of_run.values())
