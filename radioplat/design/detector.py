@@ -36,6 +36,9 @@ _DECODER = re.compile(
 def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Sequence[str]) -> DetectorArchitecture:
     """Return the architecture of ``model.detector`` on ``backbone``; at its default, that of the pretrained weights.
 
+    It has ``dataset.num_classes`` classes, and by default those of the training images. Labels count from 0 without
+    gaps in both cases: further classes are the last ones, and no object has them.
+
     Raises:
         SpecError: it cannot be built, or does not support the image sizes of the run.
     """
@@ -48,8 +51,13 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
         if quantized is not None and config != theirs:
             hint = "Leave model.detector out: the checkpoint has its own."
             raise SpecError(f"the quantized detector in {path} differs", where="model.detector", hint=hint)
+    most = spec.dataset.num_classes or len(classes)
+    if most < len(classes):
+        hint = "Leave it out, or take at least that number."
+        message = f"the training images have {len(classes)} classes, not {most}"
+        raise SpecError(message, where="dataset.num_classes", hint=hint)
     architecture = DetectorArchitecture(
-        backbone, len(classes), config.kind, dict(config.options), tuple(classes), quantized
+        backbone, most, config.kind, dict(config.options), tuple(classes), quantized
     )
     detector = Detector(architecture)
     for size in dict.fromkeys((spec.dataset.img_size, *(s for s, _ in student_sizes(spec)))):

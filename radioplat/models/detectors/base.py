@@ -39,7 +39,7 @@ class DetectorArchitecture:
         options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
             ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
             ``DinoConfig``.
-        class_names: by label; empty if unknown.
+        class_names: by label, of the classes that the training images have; empty if unknown.
         quantized: quantized layers outside the backbone, which has its own in ``student.quantized``. None for none.
     """
 

@@ -16,9 +16,6 @@ _SPLITS = ("train_dataset", "val_dataset", "test_dataset", "quant_calibration_da
 
 def detector_problems(spec: Spec) -> Iterator[Problem]:
     """Yield fields that a detector cannot be trained with."""
-    if spec.dataset.num_classes:
-        hint = "Leave it at 0: a COCO file and dataset.classes name a detector's classes."
-        yield Problem("it is the number of image classes", "dataset.num_classes", hint)
     if spec.dataset.knn_validation:
         yield Problem("a detector is validated by mAP", "dataset.knn_validation", "Leave it out.")
     names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
