@@ -18,7 +18,6 @@ from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
 from radioplat.spec.resolved.image_sizes import stages_of
 from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
 from radioplat.spec.schema.distill import AverageView, Scheme, Source, TargetNormFit, TargetNormType
-from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Compat
 from radioplat.teachers.base.teacher import spec_mismatches
 from radioplat.training.targets.transforms import normed
@@ -107,8 +106,7 @@ def compat(preflight: Preflight) -> None:
     """Propose ``compat: tao`` for a spec that looks like TAO's, with what it would change."""
     changed = changed_fields(preflight.spec)
     signs = tao_signs(changed)
-    detects = preflight.spec.model.task is ModelTask.detection
-    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher or detects:
+    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher:
         return
     fields = ", ".join(tao_differences(changed))
     preflight.warnings.append(

@@ -89,6 +89,17 @@ class LabelForm(str, Enum):
     tao = "tao"
 
 
+class BindingForm(str, Enum):
+    """How bindings compare detectors; see ``radioplat.objectives.detector_bindings``.
+
+    ``matched``: queries are matched one to one, class scores are sigmoids, and IOU weights a position by its best query.
+    ``tao``: the i-th query with the i-th, KL by softmax, and IOU weights a position by the sum over queries.
+    """
+
+    matched = "matched"
+    tao = "tao"
+
+
 class Balance(str, Enum):
     """Weighting of teachers in addition to ``loss_lambda``; see ``radioplat.losses.weighting.balance``."""
 
@@ -338,6 +349,7 @@ class DistillConfig:
     # starts from the (first) teacher's weights
     box_loss_weight: float = number(1.0, at_least=0)
     decoder_from_teacher: bool = False
+    binding_form: BindingForm = BindingForm.matched  # (+) with model.task: detection
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
     head_fit: HeadFitConfig = field(default_factory=HeadFitConfig)  # (+)

@@ -33,7 +33,7 @@ def detector_problems(spec: Spec) -> Iterator[Problem]:
 
 def unused_teaching_fields(spec: Spec) -> Iterator[Problem]:
     """Yield fields of ``distill`` that have no effect without a detector."""
-    names, hint = ("box_loss_weight", "decoder_from_teacher"), "Set model.task: detection, or leave it out."
+    names, hint = ("box_loss_weight", "decoder_from_teacher", "binding_form"), "Set model.task: detection, or leave it out."
     yield from unused_fields(spec.distill, names, "distill", "no detector is trained", hint)
     for i, binding in enumerate(spec.distill.bindings):
         if definition_of(binding.criterion).binds is Binds.detector_maps:
