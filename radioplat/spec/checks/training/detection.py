@@ -33,7 +33,7 @@ def detector_problems(spec: Spec) -> Iterator[Problem]:
 
 def unused_teaching_fields(spec: Spec) -> Iterator[Problem]:
     """Yield fields of ``distill`` that have no effect without a detector."""
-    names, hint = ("box_loss_weight", "decoder_from_teacher", "binding_form"), "Set model.task: detection, or leave it out."
+    names, hint = _OF_DETECTORS, "Set model.task: detection, or leave it out."
     yield from unused_fields(spec.distill, names, "distill", "no detector is trained", hint)
     for i, binding in enumerate(spec.distill.bindings):
         if definition_of(binding.criterion).binds is Binds.detector_maps:
@@ -53,6 +53,7 @@ def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
         yield from unused_fields(teacher, _OF_TEACHERS, f"distill.teacher[{i}]", message, "Leave it at its default.")
 
 
+_OF_DETECTORS = ("box_loss_weight", "decoder_from_teacher", "binding_form")
 _OF_FEATURES = (
     "scheme", "mesa", "alpha", "label_form", "balance", "teacher_drop_prob", "vitdet", "target_norm", "loss_type",
     "mode", "loss_lambda", "then",
