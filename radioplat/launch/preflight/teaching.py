@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radioplat.common.listing import first_few
 from radioplat.data.views.equivariance import SLACK, room
 from radioplat.data.views.view_plan import Equivariance
 from radioplat.design.models import Models, target_widths
@@ -110,7 +111,7 @@ def compat(preflight: Preflight) -> None:
         return
     fields = ", ".join(tao_differences(changed))
     preflight.warnings.append(
-        f"this spec has fields of TAO's ({', '.join(signs)}), and TAO trains another objective by its defaults: the "
+        f"this spec has fields of TAO's ({first_few(signs, 5)}), and TAO trains another objective by its defaults: the "
         f"line compat: tao sets {fields}"
     )
 

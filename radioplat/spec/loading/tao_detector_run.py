@@ -143,11 +143,15 @@ def _optimizer(
     steps, vit = SCHEDULES[kind], backbone.startswith("vit")
     if "optimizer" in optim:
         optim["optim"] = str(optim.pop("optimizer")).lower()
-    rate, decay = optim.pop("lr_backbone", None), optim.pop("layer_decay_rate", None)
+    rate, decay = _number(optim.pop("lr_backbone", None)), optim.pop("layer_decay_rate", None)
     if vit and rate is not None:
         note(tree, "train.optim.lr_backbone", "TAO's layers of a ViT learn at lr times powers of layer_decay_rate")
     elif isinstance(rate, (int, float)):
-        optim.setdefault("lr_mults", {})["backbone."] = rate / optim.setdefault("lr", LEARNING_RATES[kind])
+        whole = _number(optim.setdefault("lr", LEARNING_RATES[kind]))
+        if isinstance(whole, float) and whole:  # else it is refused itself
+            optim.setdefault("lr_mults", {})["backbone."] = rate / whole
+    elif rate is not None:
+        optim["lr_backbone"] = rate  # refused as unknown
     if vit and decay is not None:
         optim["layer_decay"] = decay
     elif decay is not None:
@@ -165,3 +169,11 @@ def _optimizer(
     else:
         message = f"only MultiStep and StepLR are supported, not {policy}"
         problems.append(Problem(message, "train.optim.lr_scheduler", "Give train.optim.policy instead."))
+
+
+def _number(value: Any) -> Any:
+    """Return a number as a float, also from YAML's text for 1e-05; anything else unchanged."""
+    try:
+        return value if value is None else float(value)
+    except (TypeError, ValueError):
+        return value
