@@ -50,6 +50,7 @@ def accept_detectors(tree: dict[str, Any]) -> list[Problem]:
             coefficient = student.pop("distillation_loss_coef", 1.0)
         elif student.pop("load_teacher_enc_dec", False):
             put(tree, "distill.decoder_from_teacher", True)
+            put(tree, "distill.encoder_from_teacher", True)
         if fields is RTDETR and teacher is not None:
             _distilled_costs(tree, student)
         tree["model"] = detector_model(fields, tree, {**fields.defaults, **student}, "model", problems)
@@ -61,8 +62,7 @@ def accept_detectors(tree: dict[str, Any]) -> list[Problem]:
     if isinstance(distill.get("bindings"), list):
         most = 3 if fields is RTDETR else min(levels)
         names = {theirs: [f"{ours}.{i}" for i in range(most)] for theirs, ours in _MAPS[fields.kind].items()}
-        twice = fields is DINO and is_compat(tree)
-        distill["bindings"] = list(_bindings(distill["bindings"], names, coefficient, twice, problems))
+        distill["bindings"] = list(_bindings(distill["bindings"], names, coefficient, is_compat(tree), problems))
     detector_run(fields.kind, tree, architecture, problems)
     return problems
 
@@ -101,20 +101,22 @@ def _distilled_costs(tree: dict[str, Any], student: dict[str, Any]) -> None:
 
 
 def _bindings(
-    bindings: list[Any], maps: dict[str, list[str]], coefficient: float, twice: bool, problems: list[Problem]
+    bindings: list[Any], maps: dict[str, list[str]], coefficient: float, squared: bool, problems: list[Problem]
 ) -> Iterator[Any]:
     """Yield bindings with this spec's module names; TAO's name of the maps of all levels becomes one binding a level.
 
     Args:
         maps: our names of the maps, by TAO's name.
         coefficient: factor of all weights.
-        twice: square the weights, as TAO's code does: it multiplies by the weight in the criterion and once more after.
+        squared: square the weights, as TAO's code does: the criterion has the weight, and its result is multiplied by
+            it. For IOU it counts once.
     """
     for i, binding in enumerate(bindings):
         if not isinstance(binding, dict):
             yield binding
             continue
         weight = binding.get("weight", 1.0)
+        twice = squared and str(binding.get("criterion")).upper() != "IOU"
         if isinstance(weight, (int, float)) and (coefficient != 1.0 or twice):
             binding = {**binding, "weight": coefficient * weight * (weight if twice else 1)}
         teacher, student = (binding.get(f"{side}_module_name") for side in ("teacher", "student"))

@@ -346,9 +346,10 @@ class DistillConfig:
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
     bindings: list[BindingConfig] = field(default_factory=list)
     # (+) with model.task: detection: factor of the detector's own losses next to the bindings, and whether its decoder
-    # starts from the (first) teacher's weights
+    # and its encoder start from the (first) teacher's weights; of the encoder, those of equal shape
     box_loss_weight: float = number(1.0, at_least=0)
     decoder_from_teacher: bool = False
+    encoder_from_teacher: bool = False
     binding_form: BindingForm = BindingForm.matched  # (+) with model.task: detection
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)

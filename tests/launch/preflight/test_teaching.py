@@ -75,3 +75,11 @@ def test_a_file_of_something_else_is_a_problem(tmp_path):
     (tmp_path / "x").write_text("no statistics")
     (problem,) = planned(768, type="phi_s", path=str(tmp_path / "x")).problems
     assert problem.where == "distill.target_norm.path"
+
+
+def test_a_detectors_spec_is_proposed_taos_bindings():
+    flat = {"backbone": "resnet_50", "act": "silu", "num_select": 100}
+    tree = {"model_name": "rtdetr", "model": flat, "distill": {"teacher": flat}}
+    (warning,) = told(tree).warnings
+    assert "distill.binding_form=tao" in warning and "model.num_select" in warning
+    assert not told({"compat": "tao", **tree}).warnings

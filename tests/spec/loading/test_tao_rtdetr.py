@@ -58,7 +58,8 @@ def test_a_whole_spec_is_translated():
     assert found.train.optim.lr_mults == {"backbone.": pytest.approx(0.1)} and found.train.optim.lr == 1e-4
     (teacher,) = found.distill.teacher
     assert teacher.model.backbone.type == "convnext_large" and teacher.pretrained_teacher_model_path == "teacher.pth"
-    assert "num_denoising" not in teacher.model.detector.options and found.distill.decoder_from_teacher
+    assert "num_denoising" not in teacher.model.detector.options and found.distill.encoder_from_teacher
+    assert found.distill.decoder_from_teacher
     assert load_spec({**copy.deepcopy(TREE), "model_name": "rtdetr"}).model == found.model
     noted = found.without_effect.keys()
     assert {"dataset.remap_mscoco_category", "train.precision", "distill.teacher.dn_number"} <= noted

@@ -53,7 +53,7 @@ def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
         yield from unused_fields(teacher, _OF_TEACHERS, f"distill.teacher[{i}]", message, "Leave it at its default.")
 
 
-_OF_DETECTORS = ("box_loss_weight", "decoder_from_teacher", "binding_form")
+_OF_DETECTORS = ("box_loss_weight", "decoder_from_teacher", "encoder_from_teacher", "binding_form")
 _OF_FEATURES = (
     "scheme", "mesa", "alpha", "label_form", "balance", "teacher_drop_prob", "vitdet", "target_norm", "loss_type",
     "mode", "loss_lambda", "then",
