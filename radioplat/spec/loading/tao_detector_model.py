@@ -26,7 +26,7 @@ def is_compat(tree: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class DetectorFields:
-    """What each field of one kind of detector means.
+    """The fields of one kind of detector, and their meaning here.
 
     Attributes:
         kind: our name of the kind.

@@ -127,8 +127,8 @@ def _views(tree: dict[str, Any], problems: list[Problem]) -> None:
         problems.append(Problem("views are squares", f"{where}.multi_scales", "Give one number for each size."))
     share = take(tree, f"{where}.distortion_prob")
     if isinstance(share, (int, float)):
-        ours = {"enable": share > 0, **_DISTORTION, "color_probability": share}
-        for name, value in ours.items():
+        colours = {"enable": share > 0, **_DISTORTION, "color_probability": share}
+        for name, value in colours.items():
             put(tree, f"{where}.random_color.{name}", value)
     share = take(tree, f"{where}.iou_crop_prob")
     if share == 0:

@@ -119,7 +119,7 @@ def _bindings(
         twice = squared and str(binding.get("criterion")).upper() != "IOU"
         if isinstance(weight, (int, float)) and (coefficient != 1.0 or twice):
             binding = {**binding, "weight": coefficient * weight * (weight if twice else 1)}
-        teacher, student = (binding.get(f"{side}_module_name") for side in ("teacher", "student"))
+        teacher, student = (str(binding.get(f"{side}_module_name")) for side in ("teacher", "student"))
         if teacher != student and {teacher, student} & maps.keys():
             theirs = teacher if teacher in maps else student
             which = "student" if theirs == teacher else "teacher"

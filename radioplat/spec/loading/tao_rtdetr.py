@@ -20,7 +20,7 @@ _OPTIONS = {
     "enc_act": ("encoder_activation_function",),
     "act": ("activation_function",),
 }
-_TRAINING = {
+_TRAINING: dict[str, tuple[str, ...]] = {
     "dn_number": ("num_denoising",),
     "vfl_loss_coef": ("weight_loss_vfl",),
     "bbox_loss_coef": ("weight_loss_bbox",),

@@ -90,7 +90,7 @@ class LabelForm(str, Enum):
 
 
 class BindingForm(str, Enum):
-    """How bindings compare detectors; see ``radioplat.objectives.detector_bindings``.
+    """Comparison of detectors by bindings; see ``radioplat.objectives.detector_bindings``.
 
     ``matched``: queries are matched one to one, class scores are sigmoids, and IOU weights a position by its best
     query. ``tao``: the i-th query with the i-th, KL by softmax, and IOU weights a position by the sum over queries.
