@@ -185,6 +185,8 @@ def _unlike(
         return "" if any_modules else f"{bound.loss.value} looks at maps"
     if mine.ndim != 4 or len(theirs) != 3:
         return "a map [B, C, h, w] is needed on both sides"
+    if absent := [name for name in bound.context_modules if MODULE + name not in named]:
+        return f"{bound.loss.value} as in TAO needs {absent[0]} of the teacher, which only an RT-DETR has"
     against = (bound.teacher_module, "proposal_queries") if bound.as_tao else ("memory.0", "queries")
     wide = [named[MODULE + name][-1] for name in against if bound.context_modules]
     return f"the teacher's queries and its map have unlike widths {wide}" if len(set(wide)) > 1 else ""

@@ -32,16 +32,18 @@ MAP = "detr.model.encoder_input_proj.1"
 PROPOSALS = ("proposal_logits", "proposal_boxes", "proposal_queries")
 
 
-def detector(queries: int, seed: int, kind: str = "rtdetr") -> Detector:
+def detector(seed: int, **options) -> Detector:
     torch.manual_seed(seed)
     student = StudentArchitecture("resnet10t", {"channels": (16, 24, 32, 48)}, img_size=64)
-    return Detector(DetectorArchitecture(student, 3, kind, OPTIONS | {"num_queries": queries})).eval()
+    kind = options.pop("kind", "rtdetr")
+    options = OPTIONS | options if kind == "rtdetr" else {"d_model": 32, "num_queries": 8}
+    return Detector(DetectorArchitecture(student, 3, kind, options)).eval()
 
 
-def taught(folder, name: str, criterion: str, queries: int = 8):
+def taught(folder, name: str, criterion: str, **options):
     """Return the loss of a binding of ``name``, the teacher's outputs as they are sent, and the student's."""
-    teacher_model, student = detector(queries, 1), detector(8, 0)
-    save_detector(teacher_model, folder)
+    student = detector(0)
+    save_detector(detector(1, **options), folder)
     binding = {"teacher_module_name": name, "student_module_name": name, "criterion": criterion}
     spec = load_spec(
         {
@@ -78,7 +80,12 @@ def test_boxes_are_compared_in_order_and_weigh_the_same(tmp_path):
 
 def test_unlike_numbers_of_queries_are_refused(tmp_path):
     with pytest.raises(SpecError, match="8 queries of the student against 10 of the teacher"):
-        taught(tmp_path, "pred_logits", "KL", queries=10)
+        taught(tmp_path, "pred_logits", "KL", num_queries=10)
+
+
+def test_a_dino_has_no_proposals_for_iou(tmp_path):
+    with pytest.raises(SpecError, match="IOU as in TAO needs proposal_queries of the teacher"):
+        taught(tmp_path, "srcs.1", "IOU", kind="dino")
 
 
 def test_iou_is_the_mean_over_all_positions_of_weighted_maps(tmp_path):
@@ -91,7 +98,7 @@ def test_iou_is_the_mean_over_all_positions_of_weighted_maps(tmp_path):
 
 def test_proposals_are_those_that_the_decoder_reads():
     """transformers gives the decoder their features as its first input."""
-    model = detector(8, 3)
+    model = detector(3)
     images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
     read: list[torch.Tensor] = []
     hook = lambda module, args, kwargs: read.append(kwargs["inputs_embeds"])  # noqa: E731
