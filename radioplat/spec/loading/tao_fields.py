@@ -84,7 +84,7 @@ def accept_tao_fields(tree: dict[str, Any]) -> list[Problem]:
         for at, value in list(_matching(tree, path)):
             take(tree, at)
             if value not in allowed:
-                problems.append(Problem(f"{feature} is not available here", at, "Leave it out."))
+                problems.append(Problem(f"{feature} ({value}) is not available here", at, "Leave it out."))
     noted = tree.get("without_effect")
     notes = dict(noted) if isinstance(noted, dict) else {}
     for pattern, reason in NO_EFFECT.items():
