@@ -31,10 +31,14 @@ _DECODER = re.compile(
     r"detr\.(model\.)?(decoder|enc_output|enc_score_head|enc_bbox_head|denoising_class_embed|decoder_input_proj"
     r"|query_content|weight_embedding)\b"
 )
+_ENCODER = re.compile(r"detr\.(model\.)?(encoder|encoder_input_proj|input_proj)\b")
 
 
 def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Sequence[str]) -> DetectorArchitecture:
     """Return the architecture of ``model.detector`` on ``backbone``; at its default, that of the pretrained weights.
+
+    It has ``dataset.num_classes`` classes, and by default those of the training images. Labels count from 0 without
+    gaps in both cases: further classes are the last ones, and no object has them.
 
     Raises:
         SpecError: it cannot be built, or does not support the image sizes of the run.
@@ -48,8 +52,13 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
         if quantized is not None and config != theirs:
             hint = "Leave model.detector out: the checkpoint has its own."
             raise SpecError(f"the quantized detector in {path} differs", where="model.detector", hint=hint)
+    most = spec.dataset.num_classes or len(classes)
+    if most < len(classes):
+        hint = "Leave it out, or take at least that number."
+        message = f"the training images have {len(classes)} classes, not {most}"
+        raise SpecError(message, where="dataset.num_classes", hint=hint)
     architecture = DetectorArchitecture(
-        backbone, len(classes), config.kind, dict(config.options), tuple(classes), quantized
+        backbone, most, config.kind, dict(config.options), tuple(classes), quantized
     )
     detector = Detector(architecture)
     for size in dict.fromkeys((spec.dataset.img_size, *(s for s, _ in student_sizes(spec)))):
@@ -83,6 +92,8 @@ def start_detector(spec: Spec, architecture: DetectorArchitecture, task: str) ->
             raise SpecError(f"the quantizers of {path} do not fit: {scales[0]}", where=MODEL_PATH, hint=hint)
     if is_taught(task) and spec.distill.decoder_from_teacher:
         take_decoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
+    if is_taught(task) and spec.distill.encoder_from_teacher:
+        _take_encoder(detector, spec.distill.teacher[0].pretrained_teacher_model_path or "")
     return detector
 
 
@@ -110,6 +121,14 @@ def take_decoder(detector: Detector, path: str | Path) -> None:
         hint = "Take its kind, d_model, decoder_layers, num_queries and classes in model.detector, or set it to false."
         raise WeightsError(message, where=where, hint=hint)
     detector.load_state_dict(decoder, strict=False)
+
+
+def _take_encoder(detector: Detector, path: str | Path) -> None:
+    """Load what fits of the encoder of the detector at ``path``: projections of maps of another width do not."""
+    _, theirs = read_detector(path, "distill.encoder_from_teacher")
+    own = detector.state_dict()
+    same = {n: t for n, t in theirs.items() if _ENCODER.match(n) and n in own and own[n].shape == t.shape}
+    detector.load_state_dict(same, strict=False)
 
 
 def detector_widths(

@@ -26,6 +26,7 @@ from radioplat.spec.resolved.labels import classifies
 from radioplat.spec.resolved.normalisation import normalisation_problems, student_normalisation
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import Kind, Source
+from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.info import TeacherInfo
 from radioplat.teachers.base.teacher import describe
@@ -166,7 +167,8 @@ def student_architecture(
         drop_path=backbone.drop_path,
         spectral_reparam=backbone.spectral_reparam,
     )
-    num_classes = spec.dataset.num_classes if own_classifier or not is_taught(task) else 0
+    labelled = not is_taught(task) and spec.model.task is ModelTask.features
+    num_classes = spec.dataset.num_classes if own_classifier or labelled else 0
     known = known_architecture(spec)
     if backbone.type in (None, "radio"):
         if known is None:

@@ -83,7 +83,7 @@ class DetectObjective(Objective):
         truth = [target["boxes"] for target in targets]
         for teacher in self.teachers:
             if teacher.name not in self.quarantined:
-                total = total + self._bound(teacher, outputs, batch, rows, truth, losses)
+                total = total + self._bound(teacher, outputs, batch, rows, truth, tuple(images.shape[-2:]), losses)
         return {"loss": total, **losses}
 
     def _bound(
@@ -93,6 +93,7 @@ class DetectObjective(Objective):
         batch: MicroBatch,
         rows: torch.Tensor,
         truth: list[torch.Tensor],
+        size: tuple[int, int],
         losses: dict[str, torch.Tensor],
     ) -> torch.Tensor:
         """Return the weighted sum of one teacher's binding losses; add each to ``losses`` without its weight."""
@@ -100,7 +101,7 @@ class DetectObjective(Objective):
         weight = batch.weight[rows] if factor else torch.zeros_like(batch.weight[rows])
         theirs = {name: value[rows] for name, value in batch.targets[teacher.name].named.items()}
         overlap = _rows_of(batch.overlaps.get(teacher.name), rows)
-        values = self.peers[teacher.name](outputs, theirs, weight, truth, overlap)
+        values = self.peers[teacher.name](outputs, theirs, weight, truth, size, overlap)
         losses |= {f"loss/{teacher.name}/{name}": factor * value for name, value in values.items()}
         weights = {bound.name: bound.weight for bound in teacher.bindings}
         return sum(weights[name] * factor * value for name, value in values.items())

@@ -21,12 +21,12 @@ from radioplat.losses.terms.queries import (
     match_queries,
     select_queries,
 )
-from radioplat.losses.weighting.iou_mask import object_mask
+from radioplat.losses.weighting.iou_mask import object_mask, tao_object_mask
 from radioplat.models.capture import captured, require_modules
 from radioplat.models.detectors.base import Detector
 from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher
-from radioplat.spec.resolved.terms import MODULE, QUERY_MODULES, Bound, Term
+from radioplat.spec.resolved.terms import MODULE, PROPOSAL_MODULES, QUERY_MODULES, Bound, Term
 from radioplat.spec.schema.distill import DistillConfig, LossType
 from radioplat.teachers.base.info import TeacherInfo
 
@@ -41,6 +41,10 @@ class DetectorBindings(nn.Module):
     the teacher's best class score. ``IOU`` is L2 weighted by
     :func:`radioplat.losses.weighting.iou_mask.object_mask`.
 
+    With ``distill.binding_form: tao`` the i-th queries are compared, with equal weights, class scores by the KL of
+    softmaxes. ``IOU`` is the mean over all positions of L2 between maps that are multiplied by
+    :func:`radioplat.losses.weighting.iou_mask.tao_object_mask`.
+
     Args:
         widths: see :func:`binding_widths`.
     """
@@ -52,7 +56,7 @@ class DetectorBindings(nn.Module):
         for bound in teacher.bindings:
             mine, theirs = widths[f"{teacher.name}/{bound.name}"]
             term = Term("module", bound.loss, bound.weight, bound.where)
-            scores = bound.loss is LossType.KL and bound.teacher_module == "pred_logits"
+            scores = bound.loss is LossType.KL and bound.teacher_module == "pred_logits" and not bound.as_tao
             self.criteria[bound.name] = Pointwise(kl_sigmoid) if scores else criterion(term, theirs, config)
             if mine != theirs:
                 self.projections[bound.name] = nn.Linear(mine, theirs)
@@ -63,6 +67,7 @@ class DetectorBindings(nn.Module):
         theirs: Mapping[str, torch.Tensor],
         weight: torch.Tensor,
         truth: Sequence[torch.Tensor],
+        size: tuple[int, int],
         overlap: Overlap | None = None,
     ) -> dict[str, torch.Tensor]:
         """Return the loss of each binding, a scalar, not multiplied by the binding's weight.
@@ -72,29 +77,40 @@ class DetectorBindings(nn.Module):
             theirs: outputs of the teacher's modules by :attr:`Bound.key`; maps are ``[B, h, w, C]``.
             weight: of the samples, ``[B]``.
             truth: boxes of each image, ``[N, 4]``, see :func:`object_mask`.
+            size: height and width of the images, pixels.
         """
         theirs = {name.removeprefix(MODULE): zero_unweighted(value.float(), weight) for name, value in theirs.items()}
         values = {}
         for bound in self.teacher.bindings:
             pair = self._queries if bound.teacher_module in QUERY_MODULES else self._maps
-            a, b, visible = pair(bound, mine, theirs, truth, overlap)
+            a, b, visible = pair(bound, mine, theirs, (truth, size), overlap)
             values[bound.name] = weighted_mean(*self.criteria[bound.name](a, b, weight, visible))
         return values
 
-    def _maps(self, bound: Bound, mine, theirs, truth, overlap):
+    def _maps(self, bound: Bound, mine, theirs, objects, overlap):
         student, teacher = mine[bound.student_module].permute(0, 2, 3, 1).float(), theirs[bound.teacher_module]
         if bound.name in self.projections:
             student = self.projections[bound.name](student)
         student, teacher, visible = on_common_grid(student, teacher, overlap)
-        if definition_of(bound.loss).object_mask:
+        masked = definition_of(bound.loss).object_mask
+        if masked and bound.as_tao:
+            queries, logits, boxes = (theirs[name] for name in PROPOSAL_MODULES)
+            mask = tao_object_mask(logits, boxes, queries, teacher, *objects)[..., None]
+            student, teacher = student * mask, teacher * mask
+        elif masked:
             at = (theirs[name] for name in ("pred_logits", "pred_boxes", "queries", "memory.0"))
             logits, boxes, queries, memory = at
-            mask = object_mask(logits, boxes, queries, memory, truth)
+            mask = object_mask(logits, boxes, queries, memory, objects[0])
             mask = to_grid(mask[..., None], teacher.shape[1:3])[..., 0]
             visible = mask if visible is None else visible * mask
         return student, teacher, visible
 
-    def _queries(self, bound: Bound, mine, theirs, truth, overlap):
+    def _queries(self, bound: Bound, mine, theirs, objects, overlap):
+        if bound.as_tao:
+            student = mine[bound.student_module].float()[:, :, None]
+            if bound.name in self.projections:
+                student = self.projections[bound.name](student)
+            return student, theirs[bound.teacher_module][:, :, None], None
         own, other = (Answers(of["pred_logits"], of["pred_boxes"]) for of in (mine, theirs))
         pairs = match_queries(own, other)
         if bound.teacher_module in TAPS:
@@ -158,11 +174,19 @@ def _unlike(
     if bound.student_module in QUERY_MODULES or bound.teacher_module in QUERY_MODULES:
         if bound.student_module != bound.teacher_module:
             return f"{bound.student_module} of the student against {bound.teacher_module} of the teacher"
+        counts = mine.shape[1], theirs[0]
+        if bound.as_tao and counts[0] != counts[1]:
+            return f"{counts[0]} queries of the student against {counts[1]} of the teacher, which TAO compares in order"
+        if bound.as_tao and bound.student_module != "pred_logits":
+            return ""
         if outputs["pred_logits"].shape[-1] != named[f"{MODULE}pred_logits"][-1]:
             return f"{outputs['pred_logits'].shape[-1]} classes against {named[f'{MODULE}pred_logits'][-1]}"
         any_modules = definition_of(bound.loss).binds is Binds.any_modules
         return "" if any_modules else f"{bound.loss.value} looks at maps"
     if mine.ndim != 4 or len(theirs) != 3:
         return "a map [B, C, h, w] is needed on both sides"
-    wide = [named[MODULE + name][-1] for name in bound.context_modules if name in ("memory.0", "queries")]
+    if absent := [name for name in bound.context_modules if MODULE + name not in named]:
+        return f"{bound.loss.value} as in TAO needs {absent[0]} of the teacher, which only an RT-DETR has"
+    against = (bound.teacher_module, "proposal_queries") if bound.as_tao else ("memory.0", "queries")
+    wide = [named[MODULE + name][-1] for name in against if bound.context_modules]
     return f"the teacher's queries and its map have unlike widths {wide}" if len(set(wide)) > 1 else ""

@@ -184,7 +184,8 @@ def labels(preflight: Preflight) -> Iterator[Problem]:
         problems, preflight.held_out_notes = held_out_labels(preflight.held_out, number)
         yield from problems
         preflight.warnings += preflight.held_out_notes
-    if is_taught(preflight.task) and spec.dataset.num_classes and not number:
+    classless = spec.model.task is ModelTask.features and not number
+    if is_taught(preflight.task) and spec.dataset.num_classes and classless:
         preflight.warnings.append(
             "dataset.num_classes: the student gets no classifier, as neither labels (distill.alpha) nor class "
             "scores of a teacher (mode logits) would train it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radioplat.common.listing import first_few
 from radioplat.data.views.equivariance import SLACK, room
 from radioplat.data.views.view_plan import Equivariance
 from radioplat.design.models import Models, target_widths
@@ -19,7 +20,6 @@ from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
 from radioplat.spec.resolved.image_sizes import partition_sizes, stages_of
 from radioplat.spec.resolved.teacher import AVERAGE, teacher_names
 from radioplat.spec.schema.distill import AverageView, PartitionConfig, Scheme, Source, TargetNormFit, TargetNormType
-from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Compat
 from radioplat.teachers.base.teacher import spec_mismatches
 from radioplat.training.targets.transforms import normed
@@ -126,12 +126,11 @@ def compat(preflight: Preflight) -> None:
     """Propose ``compat: tao`` for a spec that looks like TAO's, with what it would change."""
     changed = changed_fields(preflight.spec)
     signs = tao_signs(changed)
-    detects = preflight.spec.model.task is ModelTask.detection
-    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher or detects:
+    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher:
         return
     fields = ", ".join(tao_differences(changed))
     preflight.warnings.append(
-        f"this spec has fields of TAO's ({', '.join(signs)}), and TAO trains another objective by its defaults: the "
+        f"this spec has fields of TAO's ({first_few(signs, 5)}), and TAO trains another objective by its defaults: the "
         f"line compat: tao sets {fields}"
     )
 

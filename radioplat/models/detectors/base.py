@@ -13,6 +13,7 @@ from torchvision.ops import box_convert
 
 from radioplat.errors import SpecError
 from radioplat.models.backbones.pyramid import Pyramid
+from radioplat.models.capture import captured
 from radioplat.models.detectors.registry import kind_module
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
@@ -39,7 +40,7 @@ class DetectorArchitecture:
         options: arguments of transformers' ``RTDetrConfig`` or ``RTDetrV2Config`` (``d_model``, ``num_queries``,
             ``decoder_layers``, ``num_denoising``, ``matcher_class_cost``, ``weight_loss_giou``, ...), or of our
             ``DinoConfig``.
-        class_names: by label; empty if unknown.
+        class_names: by label, of the classes that the training images have; empty if unknown.
         quantized: quantized layers outside the backbone, which has its own in ``student.quantized``. None for none.
     """
 
@@ -152,6 +153,7 @@ class Detector(nn.Module):
         self.srcs = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.memory = nn.ModuleList(nn.Identity() for _ in self.pyramid.strides)
         self.queries, self.pred_logits, self.pred_boxes = nn.Identity(), nn.Identity(), nn.Identity()
+        self.proposal_queries, self.proposal_logits, self.proposal_boxes = nn.Identity(), nn.Identity(), nn.Identity()
 
     @property
     def stride(self) -> int:
@@ -226,7 +228,10 @@ class Detector(nn.Module):
     def outputs(self, images: torch.Tensor, targets: list[dict[str, torch.Tensor]] | None = None) -> Outputs:
         """Run the detector for training; arguments as :meth:`forward`. The losses give every trainable parameter a
         gradient."""
-        output = self(images, targets)
+        with captured(self.detr, ["model.enc_output"] if hasattr(self.detr, "model") else []) as positions:
+            output = self(images, targets)
+        if positions:
+            self._tap_proposals(positions["model.enc_output"], output)
         queries = self.detr.config.num_queries  # the last ones: denoising queries come first
         self.queries(output.last_hidden_state[:, -queries:])
         self._tap_memory(output.encoder_last_hidden_state, images)
@@ -240,6 +245,13 @@ class Detector(nn.Module):
             # Without objects nothing is denoised, but all ranks must reduce the gradient of this weight together.
             losses["loss_bbox"] = losses["loss_bbox"] + 0 * noised.weight.sum()
         return Outputs(logits, boxes, losses)
+
+    def _tap_proposals(self, positions: torch.Tensor, output: Any) -> None:
+        """Pass RT-DETR's proposals through the modules ``proposal_*``: features ``[B, Q, D]``, logits and boxes."""
+        best = output.enc_outputs_class.amax(-1).topk(self.detr.config.num_queries, 1).indices[..., None]
+        self.proposal_queries(positions.detach().gather(1, best.expand(-1, -1, positions.shape[-1])))
+        self.proposal_logits(output.enc_topk_logits)
+        self.proposal_boxes(output.enc_topk_bboxes)
 
     def _tap_memory(self, memory: list[torch.Tensor] | torch.Tensor, images: torch.Tensor) -> None:
         """Pass the encoder's maps, ``[B, D, h, w]``, through the modules ``memory``; DINO's are tokens of all

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.fields import accept_case, faults, first_line, is_secret, strip_optional
 from radioplat.spec.loading.overrides import apply_override
-from radioplat.spec.loading.tao_dino import accept_dino
+from radioplat.spec.loading.tao_detectors import accept_detectors
 from radioplat.spec.loading.tao_fields import accept_tao_fields
 from radioplat.spec.loading.tao_objective import accept_tao_objective
 from radioplat.spec.ranges import range_problems
@@ -47,7 +47,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     name, tree = _read(source)
     for override in overrides:
         apply_override(tree, override, Spec)
-    unavailable = accept_dino(tree)
+    unavailable = accept_detectors(tree)
     _accept_single_teacher(tree)
     unavailable += accept_tao_fields(tree)
     accept_case(tree, Spec)

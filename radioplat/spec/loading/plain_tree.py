@@ -28,3 +28,26 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
             return
     if tree.get(name) is None:
         tree[name] = value
+
+
+def has(tree: Any, path: str) -> bool:
+    """Return True if there is a field at ``path``, whatever its value."""
+    section, _, name = path.rpartition(".")
+    inner = get(tree, section) if section else tree
+    return isinstance(inner, dict) and name in inner
+
+
+def note(tree: dict[str, Any], path: str, reason: str) -> None:
+    """Write into ``without_effect`` why the field at ``path`` has no effect; nothing if that is no mapping."""
+    noted = tree.setdefault("without_effect", {})
+    if isinstance(noted, dict):
+        noted[path] = reason
+
+
+def move(tree: dict[str, Any], old: str, new: str) -> None:
+    """Move a field; one whose new place has another value stays, and is refused as unknown."""
+    if (value := get(tree, old)) in (None, ""):
+        take(tree, old)
+    elif get(tree, new) in (None, "", value):
+        take(tree, new)
+        put(tree, new, take(tree, old))

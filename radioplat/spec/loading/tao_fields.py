@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radioplat.errors import Problem
-from radioplat.spec.loading.plain_tree import get, put, take
+from radioplat.spec.loading.plain_tree import get, move, note, take
 
 # Path of a field, in which * stands for one name: why it has no effect here.
 NO_EFFECT = {
@@ -36,6 +36,8 @@ NO_EFFECT = {
     "export.on_cpu": "an export runs on the CPU",
     "export.serialize_nvdsinfer": "no DeepStream configuration is written",
     "export.is_quantized": "a checkpoint says whether it is quantized",
+    "dataset.augmentation.mixup_alpha": "images are not mixed",
+    "model.head.in_channels": "a classifier has the width of the backbone",
     "model.head.topk": "an evaluation prints top-1",
     "model.head.custom_args": "a classifier has no further arguments",
     "model.head.loss.type": "labels are compared by cross-entropy",
@@ -44,6 +46,9 @@ NO_EFFECT = {
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "dataset.augmentation.use_continuous_rotation": ((False,), "continuous rotation"),
     "dataset.augmentation.perspective_distortion": (({}, None), "perspective distortion"),
+    "dataset.augmentation.mixup_cutmix": ((False,), "a mixture of images"),
+    "dataset.classes_file": (("", None), "a file of class names"),
+    "model.head.type": (("TAOLinearClsHead",), "another head than a linear classifier"),
     "model.head.loss.label_smooth_val": ((0, 0.0), "label smoothing"),
     "model.head.binary": ((False,), "a head with one output"),
 }
@@ -53,7 +58,7 @@ _UNSET = {
     **dict.fromkeys(("results_dir", "wandb.entity", "wandb.group", "dataset.*.images_dir"), ("",)),
     **dict.fromkeys(("quantize.model_path", "quantize.results_dir"), ("",)),
     "evaluate.batch_size": (-1,),
-    "distill.vitdet": (None,),
+    **dict.fromkeys(("distill.vitdet", "distill.bindings"), (None,)),
     "dataset.*.native_resolution_filter": (None,),
     "dataset.*.data_weight_mode": ("none",),
 }
@@ -70,7 +75,7 @@ def accept_tao_fields(tree: dict[str, Any]) -> list[Problem]:
     """
     _move_teacher(tree)
     for old, new in _MOVED.items():
-        _move(tree, old, new)
+        move(tree, old, new)
     for path, values in _UNSET.items():
         _drop_if(tree, path, values)
     _policy(tree)
@@ -79,7 +84,7 @@ def accept_tao_fields(tree: dict[str, Any]) -> list[Problem]:
         for at, value in list(_matching(tree, path)):
             take(tree, at)
             if value not in allowed:
-                problems.append(Problem(f"{feature} is not available here", at, "Leave it out."))
+                problems.append(Problem(f"{feature} ({value}) is not available here", at, "Leave it out."))
     noted = tree.get("without_effect")
     notes = dict(noted) if isinstance(noted, dict) else {}
     for pattern, reason in NO_EFFECT.items():
@@ -101,22 +106,15 @@ def _move_teacher(tree: dict[str, Any]) -> None:
     teachers = given if isinstance(given, list) else []
     if len(teachers) == 1 and isinstance(teachers[0], dict):
         tree["_teacher"] = teachers[0]  # a path to it, for the move
-        _move(tree, f"distill.{_WEIGHTS}", f"_teacher.{_WEIGHTS}")
+        move(tree, f"distill.{_WEIGHTS}", f"_teacher.{_WEIGHTS}")
         del tree["_teacher"]
     elif distill.get(_WEIGHTS) == "":
         del distill[_WEIGHTS]
     for teacher in teachers:
         if isinstance(teacher, dict) and isinstance(teacher.get("backbone"), dict):
             teacher.setdefault("model", {}).setdefault("backbone", teacher.pop("backbone"))
-
-
-def _move(tree: dict[str, Any], old: str, new: str) -> None:
-    """Move a field; one whose new place has another value stays, and is refused as unknown."""
-    if (value := get(tree, old)) in (None, ""):
-        take(tree, old)
-    elif get(tree, new) in (None, "", value):
-        take(tree, new)
-        put(tree, new, take(tree, old))
+        if isinstance(teacher, dict) and teacher.pop("head", None) is not None:
+            note(tree, "distill.teacher.head", "the teacher's own file has its head")
 
 
 def _policy(tree: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Fill in what TAO's trainer does for the fields that a spec with ``compat: tao`` leaves out.
 
-Values that the spec has are kept. Facts are those of NVIDIA-TAO/tao-pytorch 7.0.1, ``multimodal/radio`` and
-``cv/classification_pyt``, whose specs have fields of their own.
+Values that the spec has are kept. Facts are those of NVIDIA-TAO/tao-pytorch 7.0.1: ``multimodal/radio``,
+``cv/classification_pyt``, ``cv/dino`` and ``cv/rtdetr``, whose specs have fields of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radioplat.spec.loading.plain_tree import get, put
+from radioplat.spec.loading.tao_detector_run import LEARNING_RATES, SCHEDULES
 
 TAO = "tao"
 _MAPS = ("spatial", "combo")
@@ -30,6 +31,12 @@ _DEFAULTS: dict[str, Any] = {
     "dataset.augmentation.views_per_image": 0,
     "dataset.augmentation.random_color.color_probability": 0.5,
 }
+_DETECTION = {
+    "train.optim.weight_decay": 1e-4,
+    "train.optim.warmup_epochs": 0,
+    "train.clip_grad_norm": 0.1,
+    "train.ema_decay": 0.999,
+}
 _CLASSIFICATION = {"distill.loss_scale": 100.0, "distill.target_norm.both_sides": False}
 _OF_CLASSIFICATION = ("dataset.dataset", "model.head.")  # fields of classification_pyt, by their beginning
 _SIGNS = ("train.gpu_ids", "train.tensorboard", "train.cudnn")
@@ -37,8 +44,11 @@ _OF_MAPS = {"type": "tao_phi_s", "fit": "with_step", "both_sides": True}  # of d
 
 
 def accept_tao_objective(tree: dict[str, Any]) -> None:
-    """Set unset fields of a plain spec with ``compat: tao``, in place; none of a detector's spec."""
-    if tree.get("compat") != TAO or not _is_whole(tree) or tree["model"].get("task") == "detection":
+    """Set unset fields of a plain spec with ``compat: tao``, in place."""
+    if tree.get("compat") != TAO or not _is_whole(tree):
+        return
+    if tree["model"].get("task") == "detection":
+        _accept_detector(tree)
         return
     classification = any(path.startswith(_OF_CLASSIFICATION) for path in tree.get("without_effect") or ())
     for path, value in {**_DEFAULTS, **(_CLASSIFICATION if classification else {})}.items():
@@ -60,6 +70,22 @@ def accept_tao_objective(tree: dict[str, Any]) -> None:
             put(teacher, "spatial_loss_type", "mse")
         if mode in ("summary", "combo"):
             put(teacher, "summary_norm_type", "layer_norm" if mode == "summary" else "none")
+
+
+def _accept_detector(tree: dict[str, Any]) -> None:
+    """Set unset fields of a detector's spec."""
+    kind = "dino" if get(tree, "model.detector.kind") == "dino" else "rtdetr"
+    optim = get(tree, "train.optim") or {}
+    if isinstance(optim, dict) and not optim.keys() & {"policy", "policy_params"}:
+        put(tree, "train.optim.policy", "multistep")
+        put(tree, "train.optim.policy_params", {"milestones": SCHEDULES[kind]["lr_steps"], "gamma": 0.1})
+    if get(tree, "train.optim.lr") is None:
+        put(tree, "train.optim.lr", LEARNING_RATES[kind])
+        put(tree, "train.optim.lr_mults", {"backbone.": 0.1})
+    if tree["distill"].get("teacher"):
+        put(tree, "distill.binding_form", "tao")
+    for path, value in _DETECTION.items():
+        put(tree, path, value)
 
 
 def tao_signs(changed: dict[str, Any]) -> list[str]:

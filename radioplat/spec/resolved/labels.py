@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import DistillConfig, LabelForm
+from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
 
 
@@ -18,7 +19,7 @@ def label_weight(config: DistillConfig, teachers: Sequence[ResolvedTeacher]) -> 
 
 def classifies(spec: Spec) -> bool:
     """Return True if the student has a classifier of ``dataset.num_classes``, trained by labels or class scores."""
-    if spec.dataset.num_classes < 1:
+    if spec.dataset.num_classes < 1 or spec.model.task is ModelTask.detection:
         return False
     teachers = resolve_teachers(spec)
     scored = any("logits" in teacher.wanted for teacher in teachers)

@@ -60,6 +60,7 @@ class ResolvedTeacher:
         summary_norm, spatial_norm: transforms of the targets.
         both_sides: see ``distill.target_norm``.
         ensemble: weight files whose mean features are the target, ``weights`` being the first; empty for one file.
+        detects: the student is a detector.
         member: index in an ensemble of this teacher, which then has a single weight file; None for a whole teacher.
     """
 
@@ -92,6 +93,7 @@ class ResolvedTeacher:
     both_sides: bool = False
     source: Source = Source.weights
     ensemble: tuple[str, ...] = ()
+    detects: bool = False
     member: int | None = None
 
     @property
@@ -247,6 +249,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         both_sides=common.target_norm.both_sides,
         source=teacher.source,
         ensemble=tuple(teacher.ensemble),
+        detects=detects,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radioplat.spec.resolved.losses import default_losses, definition_of, loss_named
-from radioplat.spec.schema.distill import BindingConfig, DistillConfig, Kind, LossType, Mode, TeacherConfig
+from radioplat.spec.schema.distill import BindingConfig, BindingForm, DistillConfig, Kind, LossType, Mode, TeacherConfig
 
 EXTRA = ".extra_losses["  # in the paths of its entries
 
@@ -42,6 +42,8 @@ class Term:
 
 # Outputs of a detector with one row per query.
 QUERY_MODULES = ("queries", "pred_logits", "pred_boxes")
+# The encoder's proposals that become queries: their features, class scores and boxes.
+PROPOSAL_MODULES = ("proposal_queries", "proposal_logits", "proposal_boxes")
 MODULE = "module:"  # prefix of module names among the outputs requested of a teacher
 
 
@@ -53,6 +55,7 @@ class Bound:
         name: ``binding_0``: name of the term, and of the student's projection if the widths differ.
         where: its field path, ``distill.bindings[0]``.
         context_modules: further modules of the teacher whose outputs the comparison needs.
+        as_tao: detectors are compared as by TAO.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Bound:
     loss: LossType
     weight: float
     context_modules: tuple[str, ...] = ()
+    as_tao: bool = False
 
     @property
     def teacher_modules(self) -> tuple[str, ...]:
@@ -81,6 +85,7 @@ def bindings_of(distill: DistillConfig, teacher: str, detection: bool) -> tuple[
         detection: the teacher is a detector.
     """
     alone = len(distill.teacher) == 1
+    as_tao = detection and distill.binding_form is BindingForm.tao
     return tuple(
         Bound(
             f"binding_{i}",
@@ -89,17 +94,18 @@ def bindings_of(distill: DistillConfig, teacher: str, detection: bool) -> tuple[
             binding.student_module_name,
             binding.criterion,
             binding.weight,
-            _context_modules(binding) if detection else (),
+            _context_modules(binding, as_tao) if detection else (),
+            as_tao,
         )
         for i, binding in enumerate(distill.bindings)
         if binding.teacher == teacher or (binding.teacher is None and alone)
     )
 
 
-def _context_modules(binding: BindingConfig) -> tuple[str, ...]:
+def _context_modules(binding: BindingConfig, as_tao: bool) -> tuple[str, ...]:
     if definition_of(binding.criterion).object_mask:
-        return ("memory.0", *QUERY_MODULES)
-    return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES else ()
+        return PROPOSAL_MODULES if as_tao else ("memory.0", *QUERY_MODULES)
+    return QUERY_MODULES if binding.teacher_module_name in QUERY_MODULES and not as_tao else ()
 
 
 def terms_of(

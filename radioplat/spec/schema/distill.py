@@ -91,6 +91,17 @@ class LabelForm(str, Enum):
     tao = "tao"
 
 
+class BindingForm(str, Enum):
+    """Comparison of detectors by bindings; see ``radioplat.objectives.detector_bindings``.
+
+    ``matched``: queries are matched one to one, class scores are sigmoids, and IOU weights a position by its best
+    query. ``tao``: the i-th query with the i-th, KL by softmax, and IOU weights a position by the sum over queries.
+    """
+
+    matched = "matched"
+    tao = "tao"
+
+
 class Balance(str, Enum):
     """Weighting of teachers in addition to ``loss_lambda``; see ``radioplat.losses.weighting.balance``."""
 
@@ -339,9 +350,11 @@ class DistillConfig:
     vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
     bindings: list[BindingConfig] = field(default_factory=list)
     # (+) with model.task: detection: factor of the detector's own losses next to the bindings, and whether its decoder
-    # starts from the (first) teacher's weights
+    # and its encoder start from the (first) teacher's weights; of the encoder, those of equal shape
     box_loss_weight: float = number(1.0, at_least=0)
     decoder_from_teacher: bool = False
+    encoder_from_teacher: bool = False
+    binding_form: BindingForm = BindingForm.matched  # (+) with model.task: detection
     results_dir: str | None = None
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
     head_fit: HeadFitConfig = field(default_factory=HeadFitConfig)  # (+)

@@ -165,7 +165,7 @@ def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
     models, dataset = open_detectors(spec, "cuda" if torch.cuda.is_available() else "cpu"), spec.dataset
     names = next((model.class_names for model in models if model.class_names), tuple(dataset.classes))
     split = read_split(dataset.val_dataset, names, "dataset.val_dataset")
-    if len(split.classes) != models[0].num_classes:
+    if len(split.classes) > models[0].num_classes:  # a detector may have further classes, which no object has
         message = f"it has {models[0].num_classes} classes, and dataset.val_dataset has {len(split.classes)}"
         raise SpecError(message, where=f"{models[0].where}.path")
     if spec.evaluate.max_images is not None:

@@ -94,9 +94,17 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
     )
     if spec.distill.stages:
         notes.append("distill.stages are left out: all teachers teach from the first step on")
-    if spec.distill.decoder_from_teacher:
-        notes.append("distill.decoder_from_teacher is left out: the quantized detector has a decoder of its own")
-    distill = dataclasses.replace(spec.distill, stages=[], then=[], results_dir=str(folder), decoder_from_teacher=False)
+    for part in ("decoder", "encoder"):
+        if getattr(spec.distill, f"{part}_from_teacher"):
+            notes.append(f"distill.{part}_from_teacher is left out: the quantized detector has its own {part}")
+    distill = dataclasses.replace(
+        spec.distill,
+        stages=[],
+        then=[],
+        results_dir=str(folder),
+        decoder_from_teacher=False,
+        encoder_from_teacher=False,
+    )
     model = dataclasses.replace(spec.model, backbone=backbone)
     return dataclasses.replace(spec, model=model, train=train, distill=distill), notes
 

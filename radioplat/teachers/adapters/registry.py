@@ -55,9 +55,10 @@ def kind_of(teacher: ResolvedTeacher) -> str:
         return _OF_MODELS[own]
     if not name and (path / "config.json").is_file() and teacher.weights:
         return "radio" if _is_radio_folder(path) else "hf"
+    # Of a detector the file alone says that it is one; a backbone of its type has other modules.
+    if (teacher.detects or not name) and teacher.weights and not path.exists():
+        raise SpecError(f"no such file: {path}", where=f"{teacher.where}.pretrained_teacher_model_path")
     if not name:
-        if teacher.weights and not path.exists():
-            raise SpecError(f"no such file: {path}", where=f"{teacher.where}.pretrained_teacher_model_path")
         raise SpecError(
             "a value is required here",
             where=f"{teacher.where}.model.backbone.type",

@@ -98,3 +98,11 @@ def test_heads_that_the_format_of_a_chained_export_lacks_are_told():
     (warning,) = warnings(format="radio")
     assert "export.format=radio: head 'b'" in warning and "no inner blocks" in warning and "left out" in warning
     assert warnings(format="radio", adaptors=["a"]) == warnings(format="hf") == warnings() == []
+
+
+def test_a_detectors_spec_is_proposed_taos_bindings():
+    flat = {"backbone": "resnet_50", "act": "silu", "num_select": 100}
+    tree = {"model_name": "rtdetr", "model": flat, "distill": {"teacher": flat}}
+    (warning,) = told(tree).warnings
+    assert "distill.binding_form=tao" in warning and "model.num_select" in warning
+    assert not told({"compat": "tao", **tree}).warnings

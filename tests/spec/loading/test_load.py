@@ -204,7 +204,6 @@ class TestOverrides:
     ("block", "task"),
     [
         ({"backbone": {"type": "x"}, "num_queries": 300, "num_feature_levels": 4, "dec_layers": 6}, "DINO"),
-        ({"backbone": "resnet_50", "feat_channels": [256, 256, 256]}, "DINO or RT-DETR"),
         ({"backbone": {"type": "x"}, "num_decoder_layers": 3, "hidden_dim": 256}, "RT-DETR"),
         ([{"decoder": {}}], "SegFormer"),
     ],

@@ -7,8 +7,9 @@ import yaml
 
 from radioplat.errors import SpecError
 from radioplat.models.detectors.dino.dino import OPTIONS
-from radioplat.spec.loading import tao_dino
 from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.loading.tao_detectors import accept_detectors
+from radioplat.spec.loading.tao_dino import DINO
 
 # "Logits distillation for object detection with DINO" of TAO's guide, Optimizing the Training Pipeline.
 PRINTED = """
@@ -112,7 +113,8 @@ def test_a_whole_spec_is_translated():
     assert data.batch_size == 2 and data.val_img_size == 320 and data.augmentation.multi_scales == [256, 288]
     assert data.augmentation.mean == [0.1, 0.2, 0.3] and data.augmentation.random_flip.hflip_probability == 0.25
     optim = found.train.optim
-    assert (optim.optim.value, optim.lr, optim.layer_decay) == ("adamw", 1e-4, 0.9)
+    assert (optim.optim.value, optim.lr, optim.layer_decay) == ("adamw", 1e-4, 1.0)
+    assert "train.optim.layer_decay_rate" in found.without_effect  # of a ViT alone
     assert optim.lr_mults == {"backbone.": pytest.approx(0.1)}
     assert optim.policy.value == "multistep" and optim.policy_params == {"milestones": [11], "gamma": 0.1}
     assert {binding.weight for binding in found.distill.bindings} == {0.5}  # distillation_loss_coef times weight
@@ -120,7 +122,7 @@ def test_a_whole_spec_is_translated():
 
 
 def test_every_option_that_is_named_exists():
-    named = {ours for theirs in tao_dino._OPTIONS.values() for ours in theirs} | set(tao_dino._COSTS.values())
+    named = {ours for theirs in (*DINO.options.values(), *DINO.training.values()) for ours in theirs}
     assert named <= set(OPTIONS)
 
 
@@ -133,7 +135,7 @@ def test_every_option_that_is_named_exists():
         ("embed_init_tgt", False),
         ("pre_norm", True),
         ("fix_refpoints_hw", 1),
-        ("return_interm_indices", [1, 2, 3, 4]),
+        ("return_interm_indices", [2, 3, 4]),
         ("aux_loss", False),
         ("dilation", True),
     ],
@@ -145,18 +147,14 @@ def test_what_dino_is_not_here_is_named(block, where, name, value):
 @pytest.mark.parametrize(
     "change, where",
     [
-        ({"model__backbone_names": ["x"]}, "model.backbone_names"),
         ({"model__num_querys": 3}, "model.num_querys"),
         ({"model__pe_temperatureW": 20}, "model.pe_temperatureW"),
-        ({"teacher__train_backbone": True}, "distill.teacher.train_backbone"),
         ({"teacher__num_querys": 3}, "distill.teacher[0].num_querys"),
-        ({"dataset__pin_memory": True}, "dataset.pin_memory"),
-        ({"dataset__infer_data_sources": {}}, "dataset.infer_data_sources"),
+        ({"dataset__train_sampler": "uniform_sampler"}, "dataset.train_sampler"),
         ({"dataset__train_data_sources": []}, "dataset.train_data_sources"),
         ({"dataset__train_data_sources": [{"image_dir": "a", "json_file": "b"}] * 2}, "dataset.train_data_sources"),
         ({"dataset__val_data_sources": [{"image_dirs": "a"}]}, "dataset.val_dataset.image_dirs"),
-        ({"dataset__augmentation": {"train_random_crop_min": 384}}, "dataset.augmentation.train_random_crop_min"),
-        ({"train__optim": {"lr_linear_proj_mult": 0.1}}, "train.optim.lr_linear_proj_mult"),
+        ({"dataset__augmentation": {"train_random_crop_min": 400}}, "dataset.augmentation.train_random_crop_min"),
         ({"train__optim": {"lr_scheduler": "AutoReduce"}}, "train.optim.lr_scheduler"),
         ({"train__is_dry_run": True}, "train.is_dry_run"),
     ],
@@ -173,6 +171,17 @@ def test_a_body_goes_with_a_body():
 def test_other_specs_are_left_alone():
     tree = {"model": {"backbone": {"type": "resnet18"}}, "distill": {"teacher": [{"name": "a"}, {"name": "b"}]}}
     copy = yaml.safe_load(yaml.safe_dump(tree))
-    assert tao_dino.accept_dino(tree) == [] and tree == copy
-    rtdetr = {"model_name": "rtdetr", "model": {"backbone": "resnet_50", "num_queries": 300}}
-    assert tao_dino.accept_dino(rtdetr) == [] and rtdetr["model"]["num_queries"] == 300
+    assert accept_detectors(tree) == [] and tree == copy
+
+
+def test_a_vit_learns_by_layers():
+    optim = {"lr": 1e-4, "lr_backbone": 1e-5, "layer_decay_rate": 0.65}
+    found = spec(model__backbone="vit_large_dinov2", train__optim=optim)
+    assert found.train.optim.layer_decay == 0.65 and not found.train.optim.lr_mults
+    assert "train.optim.lr_backbone" in found.without_effect
+
+
+def test_indices_follow_the_number_of_levels():
+    three = {"num_feature_levels": 3, "return_interm_indices": [1, 2, 3]}
+    found = load_spec({"model_name": "dino", "model": {"backbone": "resnet_50", **three}})
+    assert found.model.detector.options["num_feature_levels"] == 3

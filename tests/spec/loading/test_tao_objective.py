@@ -8,7 +8,7 @@ from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import changed_fields, load_spec, to_yaml
 from radioplat.spec.loading.tao_objective import tao_differences, tao_signs
 from radioplat.spec.resolved.teacher import resolve_teachers
-from radioplat.spec.schema.distill import LossType, Mode, SpatialLoss, TargetNormFit, TargetNormType
+from radioplat.spec.schema.distill import BindingForm, LossType, Mode, SpatialLoss, TargetNormFit, TargetNormType
 from radioplat.spec.schema.root import Compat
 
 TEACHER = {"model": {"backbone": {"type": "resnet18"}}, "pretrained_teacher_model_path": "a.pth"}
@@ -86,3 +86,27 @@ def test_words_of_an_enumeration_are_taken_in_any_case():
     assert spec.train.precision.value == "bf16" and spec.distill.teacher[0].loss_type is LossType.BALANCED
     own = load_spec({"distill": {"loss_type": "my_module:Loss"}})
     assert own.distill.loss_type.value == "my_module:Loss"
+
+
+@pytest.mark.parametrize(("kind", "lr", "steps"), [("dino", 2e-4, [11]), ("rtdetr", 1e-4, [1000])])
+def test_detectors_train_by_the_defaults_of_their_trainer(kind, lr, steps):
+    flat = {"model_name": kind, "model": {"backbone": "resnet_50"}, "distill": {"teacher": {"backbone": "resnet_50"}}}
+    train, distill = (getattr(load_spec({"compat": "tao", **flat}), name) for name in ("train", "distill"))
+    assert (train.optim.lr, train.optim.lr_mults, train.optim.weight_decay) == (lr, {"backbone.": 0.1}, 1e-4)
+    assert train.optim.policy.value == "multistep" and train.clip_grad_norm == 0.1
+    assert train.optim.policy_params == {"milestones": steps, "gamma": 0.1}
+    assert distill.binding_form is BindingForm.tao and distill.loss_type is None
+    own = load_spec({"compat": "tao", **flat, "train": {"optim": {"lr": 0.5, "policy": "cosine"}}}).train.optim
+    assert (own.lr, own.lr_mults, own.policy.value, own.policy_params) == (0.5, {}, "cosine", {})
+
+
+def test_weights_of_bindings_count_as_in_taos_code():
+    """DINO's criterion has the weight, and its result is multiplied by it; RT-DETR's IOU has it once."""
+    binding = {"teacher_module_name": "srcs", "student_module_name": "srcs", "criterion": "IOU", "weight": 3.0}
+    other = {"teacher_module_name": "memory.0", "student_module_name": "memory.0", "criterion": "L2", "weight": 3.0}
+    model = {"backbone": "resnet_50"}
+    for kind, compat, wanted in (("rtdetr", "tao", {3.0, 9.0}), ("rtdetr", "radioplat", {3.0}), ("dino", "tao", {9.0})):
+        bindings = [other] if kind == "dino" else [binding, other]
+        distill = {"teacher": model, "bindings": bindings}
+        spec = load_spec({"compat": compat, "model_name": kind, "model": model, "distill": distill})
+        assert {bound.weight for bound in spec.distill.bindings} == wanted

@@ -16,9 +16,6 @@ _SPLITS = ("train_dataset", "val_dataset", "test_dataset", "quant_calibration_da
 
 def detector_problems(spec: Spec) -> Iterator[Problem]:
     """Yield fields that a detector cannot be trained with."""
-    if spec.dataset.num_classes:
-        hint = "Leave it at 0: a COCO file and dataset.classes name a detector's classes."
-        yield Problem("it is the number of image classes", "dataset.num_classes", hint)
     if spec.dataset.knn_validation:
         yield Problem("a detector is validated by mAP", "dataset.knn_validation", "Leave it out.")
     names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
@@ -36,7 +33,7 @@ def detector_problems(spec: Spec) -> Iterator[Problem]:
 
 def unused_teaching_fields(spec: Spec) -> Iterator[Problem]:
     """Yield fields of ``distill`` that have no effect without a detector."""
-    names, hint = ("box_loss_weight", "decoder_from_teacher"), "Set model.task: detection, or leave it out."
+    names, hint = _OF_DETECTORS, "Set model.task: detection, or leave it out."
     yield from unused_fields(spec.distill, names, "distill", "no detector is trained", hint)
     for i, binding in enumerate(spec.distill.bindings):
         if definition_of(binding.criterion).binds is Binds.detector_maps:
@@ -56,6 +53,7 @@ def detector_teaching_problems(spec: Spec) -> Iterator[Problem]:
         yield from unused_fields(teacher, _OF_TEACHERS, f"distill.teacher[{i}]", message, "Leave it at its default.")
 
 
+_OF_DETECTORS = ("box_loss_weight", "decoder_from_teacher", "encoder_from_teacher", "binding_form")
 _OF_FEATURES = (
     "scheme", "mesa", "alpha", "label_form", "balance", "teacher_drop_prob", "vitdet", "target_norm", "loss_type",
     "mode", "loss_lambda", "then",
