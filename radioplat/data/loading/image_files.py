@@ -93,8 +93,8 @@ def given_images(images: Any) -> list[ImageFile]:
         elif isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
             files.append(ImageFile(str(i), rgb=np.ascontiguousarray(image)))
         else:
-            found = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise DataError(f"{found} is not an image", where=f"images[{i}]", hint=hint)
+            given = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise DataError(f"{given} is not an image", where=f"images[{i}]", hint=hint)
     return files
 
 

@@ -112,16 +112,16 @@ def _encoded(
 
 
 def _detected(model: InferenceModel, detections: Sequence[Found], views: Sequence[ImageView]) -> Iterator[Prediction]:
-    for view, found in zip(views, detections, strict=True):
+    for view, objects in zip(views, detections, strict=True):
         scale = np.array([view.width, view.height] * 2) / model.size
-        labels = found.labels.cpu().numpy()
+        labels = objects.labels.cpu().numpy()
         yield Prediction(
             name=view.image.name,
             width=view.width,
             height=view.height,
-            boxes=(found.xyxy.cpu().numpy() * scale).astype(np.float32),
+            boxes=(objects.xyxy.cpu().numpy() * scale).astype(np.float32),
             labels=labels,
-            scores=found.scores.cpu().numpy(),
+            scores=objects.scores.cpu().numpy(),
             class_names=_names(model, labels),
         )
 

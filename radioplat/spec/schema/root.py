@@ -10,9 +10,8 @@ from radioplat.spec.schema.compress import CompressConfig
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.distill import DistillConfig
 from radioplat.spec.schema.engine import GenTrtEngineConfig
-from radioplat.spec.schema.evaluate import EvaluateConfig
+from radioplat.spec.schema.evaluate import EvaluateConfig, InferenceConfig
 from radioplat.spec.schema.export import ExportConfig
-from radioplat.spec.schema.inference import InferenceConfig
 from radioplat.spec.schema.low_rank import LowRankConfig
 from radioplat.spec.schema.model import ModelConfig
 from radioplat.spec.schema.prune import PruneConfig

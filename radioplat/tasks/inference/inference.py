@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None] | None
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """What the task wrote.
+    """Path and counts of the table of an inference.
 
     Attributes:
         model: the checkpoint, the ONNX file or the engine.
@@ -39,6 +39,7 @@ class InferenceResult:
         images: rows of the table.
         errors: number of images that could not be read, by reason.
         first_error: name and reason of the first of them; empty if there is none.
+        without_effect: fields of TAO's ``inference`` that the spec has and that are ignored, with the reasons.
     """
 
     model: Path
@@ -47,6 +48,7 @@ class InferenceResult:
     images: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     first_error: str = ""
+    without_effect: dict[str, str] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
         """Return the counts for ``status.json``."""
@@ -105,12 +107,13 @@ def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceR
             if progress:
                 progress(done, len(images))
         if errors.total() == done:
-            message = f"none of the {done} images can be decoded; {first}"
+            message = f"none of the {done} images can be read; {first}"
             raise DataError(message, where=IMAGES)
     if shown:
         with written_aside(folder.path / "pictures.png") as aside:
             aside.write_bytes(predictions_panel(shown, config.conf_threshold))
-    return InferenceResult(path, model.kind, folder.path / TABLE, done, dict(errors), first)
+    ignored = {name: why for name, why in spec.without_effect.items() if name.startswith("inference.")}
+    return InferenceResult(path, model.kind, folder.path / TABLE, done, dict(errors), first, ignored)
 
 
 @contextlib.contextmanager

@@ -12,4 +12,6 @@ def show(result: InferenceResult) -> None:
     if result.errors:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(result.errors.items()))
         terminal.say(f"not read, named in the column error: {counts}; the first is {result.first_error}")
+    for name, reason in result.without_effect.items():
+        terminal.note(f"{name} has no effect here: {reason}")
     terminal.say(str(result.table))
