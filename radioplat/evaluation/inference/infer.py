@@ -79,7 +79,7 @@ def infer(
 
 
 def _predictions(model: InferenceModel, views: Sequence[ImageView], top_k: int) -> Iterator[Prediction]:
-    pixels = torch.from_numpy(np.stack([view.pixels for view in views]))
+    pixels = torch.from_numpy(np.stack([view.pixels for view in views if view.pixels is not None]))
     if model.encode is not None:
         yield from _encoded(model, model.encode(pixels), views, top_k)
     if model.detect is not None:

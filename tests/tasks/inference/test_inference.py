@@ -14,6 +14,7 @@ import timm
 import torch
 from drawn_detector import OPTIONS, SIZE, drawn_detector
 from PIL import Image
+from safetensors.torch import save_file
 
 import radioplat
 from benchmarks.composites import CLASSES
@@ -28,6 +29,8 @@ from radioplat.models.detectors.checkpoint import load_detector, save_detector
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import save_model
+from radioplat.spec.checks.tasks.training_run import check
+from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.inference.inference import inference
 
@@ -276,6 +279,26 @@ def test_what_cannot_be_used_is_refused(made, tmp_path, overrides, says):
     with pytest.raises(RadioplatError, match=says):
         inference(spec, [override.format(made=made) for override in overrides])
     assert not list(tmp_path.rglob("*.parquet*")) and not list(tmp_path.rglob("result.csv*"))
+
+
+def test_plan_finds_a_contradiction_of_the_section():
+    spec = load_spec({"inference": {"checkpoint": "a", "trt_engine": "b.engine"}})
+    assert "inference.trt_engine" in [problem.where for problem in check(spec)]
+    assert "inference.trt_engine" not in [problem.where for problem in check(load_spec({}))]
+
+
+def test_pretrained_weights_need_no_training(made, tmp_path):
+    """A file of timm's weights, opened as the backbone that the spec names."""
+    model = timm.create_model("resnet10t", num_classes=0).eval()
+    save_file(model.state_dict(), tmp_path / "timm.safetensors")
+    spec = spec_of(made, tmp_path / "results", checkpoint=str(tmp_path / "timm.safetensors"))
+    spec["model"] = {"backbone": {"type": "resnet10t"}}
+    spec["dataset"]["val_img_size"] = SIZE
+    spec["dataset"]["augmentation"] = {"mean": MEAN.tolist(), "std": STD.tolist()}
+    row = rows_of(inference(spec))["coffee.png"]
+    with torch.no_grad():
+        summary = model(seen(skimage.data.coffee()))[0].numpy()
+    assert np.abs(np.array(row["summary"]) - summary).max() < 0.01 * np.abs(summary).max()
 
 
 def test_a_model_is_asked_for_what_it_has(made, detector):
