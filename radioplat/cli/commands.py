@@ -31,6 +31,16 @@ def evaluate(args: argparse.Namespace) -> None:
     show(run(args.spec, args.overrides))
 
 
+def inference(args: argparse.Namespace) -> None:
+    """Write features, classes or boxes of a folder of images as Parquet, from a checkpoint, ONNX file or engine."""
+    from radioplat.tasks.inference.inference import inference as run
+    from radioplat.tasks.inference.show import show
+
+    with terminal.counting("images") as count:
+        result = run(args.spec, args.overrides, count)
+    show(result)
+
+
 def export(args: argparse.Namespace) -> None:
     """Export a trained student as ONNX, or as weights for other libraries (export.format)."""
     from radioplat.spec.loading.load import load_spec

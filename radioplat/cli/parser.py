@@ -106,6 +106,7 @@ TASKS = {
     "train": Command(commands.train),
     "train_upsampler": Command(commands.train_upsampler),
     "evaluate": Command(commands.evaluate),
+    "inference": Command(commands.inference),
     "prune": Command(commands.prune),
     "low_rank": Command(commands.low_rank),
     "quantize": Command(commands.quantize),

@@ -21,6 +21,7 @@ from radioplat.evaluation.models.evaluated_model import (
 )
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.evaluation.models.view_sizes import size_problems, student_size
+from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import is_checkpoint, load_student
@@ -47,6 +48,7 @@ class ListedModel:
         cost: of its backbone for one image, without scales of quantizers; None for a file.
         engine: None for anything but an engine.
         architecture: None for a file.
+        classifies: whether it has a classifier.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ListedModel:
     cost: Cost | None = None
     engine: EngineModel | None = None
     architecture: StudentArchitecture | None = None
+    classifies: bool = False
 
 
 def open_models(spec: Spec, device: str) -> list[ListedModel]:
@@ -68,7 +71,7 @@ def open_models(spec: Spec, device: str) -> list[ListedModel]:
         SpecError: with a problem for each that is no model, cannot be read, or contradicts its fields.
     """
     threads = max(1, torch.get_num_threads() // max(1, len(spec.evaluate.models)))
-    models, problems = open_each(spec, lambda entry, where: _open(spec, entry, where, device, threads))
+    models, problems = open_each(spec, lambda entry, where: open_listed(spec, entry, where, device, threads))
     if not problems and not any(model.evaluated for model in models):
         reasons = "; ".join(line for model in models for line in model.absent)
         problems.append(Problem(f"none of them can run here: {reasons}", "evaluate.models"))
@@ -89,9 +92,8 @@ def open_each(spec: Spec, open_one: Callable[[ModelEntry, str], Listed]) -> tupl
     return models, problems
 
 
-def open_file(entry: ModelEntry, where: str, device: str, threads: int) -> OnnxModel | EngineModel | None:
-    """Open the ONNX file or the engine of an entry; None for anything else that exists."""
-    path, field = Path(entry.path), f"{where}.path"
+def open_file(path: Path, field: str, device: str, threads: int) -> OnnxModel | EngineModel | None:
+    """Open an ONNX file or an engine, which the spec's ``field`` names; None for anything else that exists."""
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
     if path.suffix.lower() == ".onnx":
@@ -104,22 +106,34 @@ def averages_of(spec: Spec, path: Path) -> bool | None:
     return None if spec.evaluate.use_ema and not has_average(path) else spec.evaluate.use_ema
 
 
-def _open(spec: Spec, entry: ModelEntry, where: str, device: str, threads: int) -> ListedModel:
-    if (file := open_file(entry, where, device, threads)) is not None:
-        return _of_file(spec, entry, where, file)
-    path, field = Path(entry.path), f"{where}.path"
+def open_listed(
+    spec: Spec, entry: ModelEntry, where: str, device: str, threads: int, field: str | None = None
+) -> ListedModel:
+    """Open a student: a checkpoint, an ONNX file or an engine.
+
+    Args:
+        where: field of the entry.
+        threads: of one run of an ONNX file.
+        field: of the path; None: ``<where>.path``.
+
+    Raises:
+        RadioplatError: it is no student, cannot be read, or contradicts its fields.
+    """
+    path, field = Path(entry.path), field or f"{where}.path"
+    if (file := open_file(path, field, device, threads)) is not None:
+        return _of_file(spec, entry, where, field, file)
     if not is_checkpoint(path):
         raise SpecError(
             f"{path} is no model that can be evaluated",
             where=field,
             hint="Give a checkpoint folder (model_epoch_... or model_pruned), the .safetensors of export, or an .onnx.",
         )
-    return _of_checkpoint(spec, entry, where, device)
+    return _of_checkpoint(spec, entry, where, field, device)
 
 
-def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> ListedModel:
+def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, field: str, device: str) -> ListedModel:
     path = Path(entry.path).resolve()
-    student = load_student(path, f"{where}.path", averages_of(spec, path))
+    student = load_student(path, field, averages_of(spec, path))
     architecture, precision = student.architecture, entry.precision or EvaluationPrecision.fp32
     formats = sorted({quantizer.format.value for quantizer in quantizers(student).values()})
     if formats and precision is not EvaluationPrecision.fp32:
@@ -134,23 +148,29 @@ def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> Li
     cost = replace(cost, params=cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values()))
     student = _in_precision(student, precision).to(device)
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"
-    encode = _finite(student_encoder(student), f"{where}.path", kind)
-    model = EvaluatedModel(encode, size, StudentHeads(student), where=f"{where}.path")
+    encode = _finite(student_encoder(student), field, kind)
+    model = EvaluatedModel(encode, size, StudentHeads(student), where=field)
     bytes_on_disk = sum(file.stat().st_size for file in weight_files(path))
-    return ListedModel(entry.name, where, path, kind, bytes_on_disk, model, (), cost, architecture=architecture)
+    return ListedModel(
+        entry.name, where, path, kind, bytes_on_disk, model, (), cost,
+        architecture=architecture, classifies=architecture.num_classes > 0,
+    )  # fmt: skip
 
 
-def _of_file(spec: Spec, entry: ModelEntry, where: str, file: OnnxModel | EngineModel) -> ListedModel:
+def _of_file(spec: Spec, entry: ModelEntry, where: str, field: str, file: OnnxModel | EngineModel) -> ListedModel:
     size = file.interface.size_for(spec.dataset.val_img_size, spec.dataset.img_size)
     heads, absent = NamedHeads(file.interface.head_widths), list[str]()
     if file.reason:
         absent.append(file.reason)
     elif not heads.names:
         absent.append("fidelity: the file has no heads; name them in export.adaptors")
-    encode = _finite(file.encode, f"{where}.path", file.kind)
-    model = None if file.reason else EvaluatedModel(encode, size, heads, where=f"{where}.path")
+    encode = _finite(file.encode, field, file.kind)
+    model = None if file.reason else EvaluatedModel(encode, size, heads, where=field)
     engine = file if isinstance(file, EngineModel) else None
-    return ListedModel(entry.name, where, file.path, file.kind, file.bytes, model, tuple(absent), engine=engine)
+    return ListedModel(
+        entry.name, where, file.path, file.kind, file.bytes, model, tuple(absent),
+        engine=engine, classifies=LOGITS in file.interface.outputs,
+    )  # fmt: skip
 
 
 def _finite(encode: Encoder, where: str, kind: str) -> Encoder:

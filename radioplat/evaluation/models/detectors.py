@@ -25,7 +25,7 @@ from radioplat.models.vision_model import model_kind, weight_files
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
 
-_MOST = 100  # boxes per image, as in COCO's protocol; a file does not contain its detector's num_select
+MOST_BOXES = 100  # boxes per image, as in COCO's protocol; a file does not contain its detector's num_select
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def open_detectors(spec: Spec, device: str) -> list[DetectorModel]:
     Raises:
         SpecError: with a problem for each that is no detector, cannot be read, or contradicts its fields.
     """
-    models, refused = open_each(spec, lambda entry, where: _open(spec, entry, where, device))
+    models, refused = open_each(spec, lambda entry, where: open_detector(spec, entry, where, device))
     problems = [*_without_effect(spec), *refused]
     if not problems and not any(model.detect for model in models):
         reasons = "; ".join(model.absent for model in models)
@@ -103,28 +103,40 @@ def _without_effect(spec: Spec) -> Iterator[Problem]:
             yield Problem("this is for students, and the models are detectors", f"evaluate.{name}", "Leave it out.")
 
 
-def _open(spec: Spec, entry: ModelEntry, where: str, device: str) -> DetectorModel:
-    if (file := open_file(entry, where, device, torch.get_num_threads())) is not None:
+def open_detector(
+    spec: Spec, entry: ModelEntry, where: str, device: str, field: str | None = None
+) -> DetectorModel:
+    """Open a detector: a checkpoint, an ONNX file or an engine.
+
+    Args:
+        where: field of the entry.
+        field: of the path; None: ``<where>.path``.
+
+    Raises:
+        RadioplatError: it is no detector, cannot be read, or contradicts its fields.
+    """
+    field = field or f"{where}.path"
+    if (file := open_file(Path(entry.path), field, device, torch.get_num_threads())) is not None:
         return _of_file(spec, entry, where, file)
-    return _of_checkpoint(spec, entry, where, device)
+    return _of_checkpoint(spec, entry, where, field, device)
 
 
-def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, device: str) -> DetectorModel:
+def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, field: str, device: str) -> DetectorModel:
     path = Path(entry.path).resolve()
     if entry.precision not in (None, EvaluationPrecision.fp32):
         hint = "Remove the line; export.data_type makes a file of another precision."
         raise SpecError("a detector's checkpoint is evaluated in fp32", where=f"{where}.precision", hint=hint)
-    detector = load_detector(path, f"{where}.path", averages_of(spec, path)).to(device)
+    detector = load_detector(path, field, averages_of(spec, path)).to(device)
     form = detector.architecture
     formats = sorted({quantizer.format.value for quantizer in quantizers(detector).values()})
     size = spec.dataset.val_img_size or form.student.img_size
     if size % detector.stride:
         hint = f"Give dataset.val_img_size as a multiple of {detector.stride}."
-        raise SpecError(f"{size} is not a multiple of the detector's stride", where=f"{where}.path", hint=hint)
+        raise SpecError(f"{size} is not a multiple of the detector's stride", where=field, hint=hint)
 
     def detect(images: torch.Tensor) -> list[Found]:
         """Return the boxes that the checkpoint detects in each image."""
-        return detector.detect(images.to(device), _MOST)
+        return detector.detect(images.to(device), MOST_BOXES)
 
     return DetectorModel(
         name=entry.name,
@@ -143,7 +155,7 @@ def _of_file(spec: Spec, entry: ModelEntry, where: str, file: OnnxModel | Engine
     def detect(images: torch.Tensor) -> list[Found]:
         """Return the boxes that the file's outputs contain for each image."""
         outputs = file.encode(images).named
-        return best_boxes(outputs[LOGITS], outputs[BOXES], images.shape[-2:], _MOST)
+        return best_boxes(outputs[LOGITS], outputs[BOXES], images.shape[-2:], MOST_BOXES)
 
     return DetectorModel(
         name=entry.name,

@@ -48,7 +48,8 @@ def boxes_panel(
 def _with_truth(pixels: np.ndarray, picture: Picture, classes: Sequence[str]) -> np.ndarray:
     boxes: Boxes = picture.boxes
     colours = [_CROWD if crowd else _TRUE for crowd in boxes.crowd]
-    return _drawn(pixels, picture, boxes.xyxy, [classes[label] for label in boxes.labels], colours)
+    names = [classes[label] for label in boxes.labels]
+    return draw_boxes(pixels, picture.width, picture.height, boxes.xyxy, names, colours)
 
 
 def _with_detections(
@@ -59,19 +60,36 @@ def _with_detections(
     match = match_image(picture.boxes, usable)[sure]
     colours = [{1: _RIGHT, 0: _WRONG, -1: _CROWD}[int(m)] for m in match]
     labelled = zip(usable.labels[sure], usable.scores[sure], strict=True)
-    return _drawn(pixels, picture, usable.xyxy[sure], [f"{classes[c]} {100 * s:.0f}" for c, s in labelled], colours)
+    texts = [f"{classes[c]} {100 * s:.0f}" for c, s in labelled]
+    return draw_boxes(pixels, picture.width, picture.height, usable.xyxy[sure], texts, colours)
 
 
-def _drawn(
-    pixels: np.ndarray, picture: Picture, xyxy: np.ndarray, texts: Sequence[str], colours: Sequence[tuple[int, ...]]
+def draw_boxes(
+    pixels: np.ndarray,
+    width: int,
+    height: int,
+    xyxy: np.ndarray,
+    texts: Sequence[str],
+    colours: Sequence[tuple[int, ...]],
 ) -> np.ndarray:
+    """Return a copy of an image, resized to uint8 ``[h, w, 3]``, with boxes and a text in each.
+
+    Args:
+        width, height: of the image before it was resized, in whose pixels the boxes are.
+        xyxy: ``[N, 4]``, left, top, right, bottom.
+    """
     image = Image.fromarray(pixels)
     draw = ImageDraw.Draw(image)
-    scale = np.array([SIDE / picture.width, SIDE / picture.height] * 2)
+    scale = np.array([image.width / width, image.height / height] * 2)
     for corners, text, colour in zip(xyxy * scale, texts, colours, strict=True):
-        left, top, right, bottom = np.clip(corners, 0, SIDE - 1).tolist()
+        left, right = np.clip(corners[::2], 0, image.width - 1).tolist()
+        top, bottom = np.clip(corners[1::2], 0, image.height - 1).tolist()
         draw.rectangle((left, top, right, bottom), outline=colour, width=2)
-        at = left + 2, max(0.0, top - 11)
-        draw.rectangle(draw.textbbox(at, text), fill=(0, 0, 0))
-        draw.text(at, text, fill=colour)
+        write_text(draw, (left + 2, max(0.0, top - 11)), text, colour)
     return np.asarray(image)
+
+
+def write_text(draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, colour: tuple[int, ...]) -> None:
+    """Write ``text`` on black at ``at``, left and top in pixels."""
+    draw.rectangle(draw.textbbox(at, text), fill=(0, 0, 0))
+    draw.text(at, text, fill=colour)

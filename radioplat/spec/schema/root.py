@@ -10,7 +10,7 @@ from radioplat.spec.schema.compress import CompressConfig
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.distill import DistillConfig
 from radioplat.spec.schema.engine import GenTrtEngineConfig
-from radioplat.spec.schema.evaluate import EvaluateConfig
+from radioplat.spec.schema.evaluate import EvaluateConfig, InferenceConfig
 from radioplat.spec.schema.export import ExportConfig
 from radioplat.spec.schema.low_rank import LowRankConfig
 from radioplat.spec.schema.model import ModelConfig
@@ -40,6 +40,7 @@ class Spec:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
     prune: PruneConfig = field(default_factory=PruneConfig)
     low_rank: LowRankConfig = field(default_factory=LowRankConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)

@@ -36,8 +36,9 @@ def test_all_fields_together():
     (teacher,) = spec.distill.teacher
     assert teacher.model.backbone.type == "resnet_34" and teacher.pretrained_teacher_model_path == "a.pth"
     assert spec.results_dir == "results" and spec.wandb.entity is None and spec.evaluate.batch_size is None
+    assert spec.inference.checkpoint == "x" and spec.inference.batch_size is None
     assert spec.train.optim.policy_params == {} and spec.dataset.val_dataset.images_dir is None
-    assert {"model_name", "dataset.root_dir", "inference", "export.on_cpu"} <= spec.without_effect.keys()
+    assert {"model_name", "dataset.root_dir", "inference.num_gpus", "export.on_cpu"} <= spec.without_effect.keys()
     assert all(spec.without_effect.values())
 
 

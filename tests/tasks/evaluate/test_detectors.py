@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from drawn_detector import SIZE, drawn_detector
 
 from benchmarks.composites import CLASSES, write_set
 from radioplat.data.detection.coco import read_coco
@@ -15,7 +16,6 @@ from radioplat.evaluation.detection.measure_detector import look_at
 from radioplat.evaluation.pictures.boxes_panel import boxes_panel
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.onnx.export import export_onnx
-from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import save_detector
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import save_model
@@ -25,25 +25,6 @@ from radioplat.tasks.evaluate.show import show
 
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")
-
-SIZE = 64
-OPTIONS = dict(
-    d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, encoder_layers=1, decoder_layers=1, num_queries=12,
-    encoder_attention_heads=2, decoder_attention_heads=2, num_denoising=4, num_feature_levels=3,
-)  # fmt: skip
-
-
-def drawn_detector() -> Detector:
-    """A detector whose heads are drawn so wide that its boxes and classes differ from image to image."""
-    torch.manual_seed(0)
-    student = StudentArchitecture("resnet10t", img_size=SIZE)
-    detector = Detector(DetectorArchitecture(student, len(CLASSES), "dino", OPTIONS, class_names=CLASSES)).eval()
-    for head in (detector.detr.enc_score_head, *detector.detr.decoder.class_embed):
-        torch.nn.init.normal_(head.weight, std=0.5)
-    for head in (detector.detr.enc_bbox_head, *detector.detr.decoder.bbox_embed):
-        torch.nn.init.normal_(head.layers[-1].weight, std=0.2)
-    return detector
-
 
 def tell_truth(annotations, detector, pixels, keep: int = 3) -> None:
     """Make the surest boxes of ``detector`` the objects: so it is right about most, and nothing must be trained."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.checks.tasks.export import chained_export_problems
+from radioplat.spec.checks.tasks.inference import inference_problems
 from radioplat.spec.checks.tasks.training_task import Check, training_task
 from radioplat.spec.checks.teaching.losses import loss_problems
 from radioplat.spec.checks.teaching.scheme import scheme_problems
@@ -50,6 +51,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *_feature_cache(spec),
         *checkpoint_problems(spec),
         *evaluation_problems(spec),
+        *inference_problems(spec),
         *student_structure(spec),
         *_unavailable(spec),
         *_wandb(spec),

@@ -1,0 +1,1 @@
+"""Features, classes and boxes of images without labels, from a checkpoint, an ONNX file or an engine."""

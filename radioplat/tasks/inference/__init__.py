@@ -1,0 +1,1 @@
+"""``radioplat inference``."""

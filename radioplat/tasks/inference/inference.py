@@ -1,0 +1,140 @@
+"""The task ``inference``: features, classes or boxes of the images of ``dataset.test_dataset.images_dir``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radioplat.common.atomic_files import written_aside
+from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
+from radioplat.data.loading.image_files import ImageView, images_in
+from radioplat.errors import DataError, SpecError
+from radioplat.evaluation.inference.infer import Prediction, infer
+from radioplat.evaluation.inference.inference_model import InferenceModel, open_inference_model
+from radioplat.spec.checks.tasks.inference import IMAGES, inference_image_problems, inference_problems
+from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.inference.pictures import predictions_panel
+from radioplat.tasks.inference.table import TableWriter, columns_of
+from radioplat.tasks.inference.tao_results import ResultCsv, write_kitti
+from radioplat.tasks.shared.find_checkpoint import find_checkpoint
+from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.task_log import log_task
+
+TABLE = "predictions.parquet"
+Progress = Callable[[int, int], None] | None
+
+
+@dataclass(frozen=True)
+class InferenceResult:
+    """Path and counts of the table of an inference.
+
+    Attributes:
+        model: the checkpoint, the ONNX file or the engine.
+        kind: format and precision: ``torch fp32``, ``ONNX int8``.
+        table: path of ``predictions.parquet``.
+        images: rows of the table.
+        errors: number of images that could not be read, by reason.
+        first_error: name and reason of the first of them; empty if there is none.
+        without_effect: fields of TAO's ``inference`` that the spec has and that are ignored, with the reasons.
+    """
+
+    model: Path
+    kind: str
+    table: Path
+    images: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    first_error: str = ""
+    without_effect: dict[str, str] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float]:
+        """Return the counts for ``status.json``."""
+        return {"images": self.images, "unreadable": sum(self.errors.values())}
+
+
+def inference(
+    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), progress: Progress = None
+) -> InferenceResult:
+    """Use ``inference.checkpoint`` or ``inference.trt_engine`` on a folder of images; default: the latest checkpoint.
+
+    Args:
+        progress: called with (images done, images in all).
+
+    Raises:
+        SpecError: fields of the section or of ``dataset.test_dataset`` contradict each other, or there is no folder.
+        DataError: the folder contains no image, or none that can be decoded.
+        EngineError, WeightsError: there is no model, it cannot be read, or cannot run on this machine.
+    """
+    spec = load_spec(spec, overrides)
+    if problems := [*inference_problems(spec), *inference_image_problems(spec)]:
+        raise SpecError(*problems)
+    folder = TaskFolder(spec.results_dir, "inference", spec.inference.results_dir)
+    return log_task(
+        folder, "inference", to_yaml(spec), lambda: _inference(spec, folder, progress), InferenceResult.figures
+    )
+
+
+def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceResult:
+    config, dataset = spec.inference, spec.dataset
+    images = images_in(str(dataset.test_dataset.images_dir), IMAGES)
+    if config.trt_engine:
+        path, where = Path(config.trt_engine), "inference.trt_engine"
+    else:
+        where = "inference.checkpoint"
+        path = find_checkpoint(spec, config.checkpoint, where).resolve()
+    model = open_inference_model(spec, path, where)
+    threads = decode_threads(dataset.workers)
+    errors, first, done, shown = Counter[str](), "", 0, list[tuple[ImageView, Prediction]]()
+    with limit_torch_threads(threads), _files(folder, model, spec) as write:
+        batches = infer(
+            model,
+            images,
+            config.batch_size or dataset.batch_size,
+            top_k=config.top_k,
+            threads=threads,
+            max_pixels=dataset.max_pixels,
+        )
+        for batch in batches:
+            write(batch)
+            bad = [row for _, row in batch if row.error]
+            errors.update(row.error.partition(":")[0] for row in bad)
+            first = first or (f"{bad[0].name}: {bad[0].error}" if bad else "")
+            shown += [each for each in batch if not each[1].error][: config.pictures - len(shown)]
+            done += len(batch)
+            if progress:
+                progress(done, len(images))
+        if errors.total() == done:
+            message = f"none of the {done} images can be read; {first}"
+            raise DataError(message, where=IMAGES)
+    if shown:
+        with written_aside(folder.path / "pictures.png") as aside:
+            aside.write_bytes(predictions_panel(shown, config.conf_threshold))
+    ignored = {name: why for name, why in spec.without_effect.items() if name.startswith("inference.")}
+    return InferenceResult(path, model.kind, folder.path / TABLE, done, dict(errors), first, ignored)
+
+
+@contextlib.contextmanager
+def _files(
+    folder: TaskFolder, model: InferenceModel, spec: Spec
+) -> Iterator[Callable[[Sequence[tuple[ImageView, Prediction]]], None]]:
+    """Yield a function that appends a batch to the table and TAO's files; they are removed if the block raises."""
+    with contextlib.ExitStack() as stack:
+        aside = stack.enter_context(written_aside(folder.path / TABLE))
+        table = stack.enter_context(contextlib.closing(TableWriter(aside, columns_of(model, spec.inference.maps))))
+        result_csv = None
+        if model.classifies:
+            aside = stack.enter_context(written_aside(folder.path / "result.csv"))
+            result_csv = ResultCsv(stack.enter_context(aside.open("w", newline="", encoding="utf-8")))
+
+        def add(batch: Sequence[tuple[ImageView, Prediction]]) -> None:
+            rows = [row for _, row in batch]
+            table.add(rows)
+            if result_csv is not None:
+                result_csv.add(batch)
+            if model.detect is not None:
+                write_kitti(folder.path / "labels", rows, spec.inference.conf_threshold)
+
+        yield add
