@@ -12,7 +12,6 @@ from radioplat.spec.loading.tao_detector_model import UNREAD, is_compat
 _WITHOUT_EFFECT = {
     "dataset.pin_memory": "batches are copied without it",
     "dataset.dataset_type": "both types have the same images",
-    "dataset.infer_data_sources": "there is no task inference yet",
     "dataset.augmentation.random_resize_max_size": "views are squares",
     "dataset.augmentation.fixed_padding": "views are squares without padding",
     "train.conf_threshold": UNREAD,
@@ -89,9 +88,29 @@ def detector_run(kind: str, tree: dict[str, Any], backbone: str, problems: list[
         _views(tree, problems)
     dataset, optim = get(tree, "dataset"), get(tree, "train.optim")
     if isinstance(dataset, dict):
+        _inferred(tree, problems)
         _sources(dataset, problems)
     if isinstance(optim, dict):
         _optimizer(tree, optim, kind, backbone, problems)
+
+
+def _inferred(tree: dict[str, Any], problems: list[Problem]) -> None:
+    """Move the folder of images of ``infer_data_sources`` to where ``inference`` looks for it."""
+    path = "dataset.infer_data_sources"
+    given = take(tree, path)
+    if not isinstance(given, dict):
+        return
+    folders = given.get("image_dir")
+    folders = folders if isinstance(folders, list) else [folders] if folders else []
+    if given.get("classmap"):
+        note(tree, f"{path}.classmap", "names of classes are in a checkpoint, else dataset.classes")
+    if folders and get(tree, "dataset.test_data_sources"):
+        note(tree, f"{path}.image_dir", "inference reads dataset.test_dataset.images_dir, which test_data_sources sets")
+    elif len(folders) == 1:
+        put(tree, "dataset.test_dataset.images_dir", folders[0])
+    elif folders:
+        hint = "Call radioplat inference for each."
+        problems.append(Problem(f"one folder is supported here, not {len(folders)}", f"{path}.image_dir", hint))
 
 
 def _sources(dataset: dict[str, Any], problems: list[Problem]) -> None:

@@ -185,3 +185,18 @@ def test_indices_follow_the_number_of_levels():
     three = {"num_feature_levels": 3, "return_interm_indices": [1, 2, 3]}
     found = load_spec({"model_name": "dino", "model": {"backbone": "resnet_50", **three}})
     assert found.model.detector.options["num_feature_levels"] == 3
+
+
+def test_images_of_inference_are_those_of_the_test_split():
+    def tree(folders, **dataset) -> dict:
+        sources = {"image_dir": folders, "classmap": "names.txt"}
+        data = {"infer_data_sources": sources, **dataset}
+        return {"model_name": "dino", "model": {"backbone": "resnet_50"}, "dataset": data}
+
+    spec = load_spec(tree(["a"]))
+    assert spec.dataset.test_dataset.images_dir == "a" and "dataset.infer_data_sources.classmap" in spec.without_effect
+    spec = load_spec(tree(["a"], test_data_sources={"image_dir": "b", "json_file": "b.json"}))
+    assert spec.dataset.test_dataset.images_dir == "b" and "dataset.infer_data_sources.image_dir" in spec.without_effect
+    with pytest.raises(SpecError, match="not 2") as error:
+        load_spec(tree(["a", "b"]))
+    assert error.value.problems[0].where == "dataset.infer_data_sources.image_dir"

@@ -36,7 +36,7 @@ VALUES: dict[str, Any] = {
     "gen_trt_engine.tensorrt.calibration.cal_image_dir": ["images"],
     "dataset.augmentation.multi_scales": [{224: 0.1}, {256: 0.2}, {288: 0.3}, {320: 0.4}],
     "dataset.augmentation.fixed_random_crop": 512,
-    "dataset.infer_data_sources": {"image_dir": ["images"], "classmap": "names.txt"},
+    "dataset.infer_data_sources": {"image_dir": ["images"]},
     "dataset.eval_class_ids": [1],
     **{f"dataset.{split}_data_sources": SOURCE for split in ("train", "val", "test", "quant_calibration")},
     **{f"dataset.{split}_dataset.native_resolution_filter": {"min_area": 1} for split in ("train", "val", "test")},
