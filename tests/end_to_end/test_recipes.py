@@ -81,7 +81,7 @@ def c_radio_v4(root: Path) -> tuple[list[list[str]], list[str]]:
     return teachers, [
         f"model.backbone.kwargs={json.dumps(TINY)}", "model.backbone.cpe_max_size=128", "dataset.img_size=64",
         "dataset.batch_size=2", "train.global_batch_size=8", "distill.target_norm.fit_batches=2",
-        "distill.partitions[0].img_size=64", "distill.partitions[1].img_size=128", "distill.vitdet.window_sizes=[2]",
+        "distill.partitions[0].sizes=[64]", "distill.partitions[1].sizes=[128]", "distill.vitdet.window_sizes=[2]",
         "distill.vitdet.num_global=1",
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from radioplat.spec.loading.plain_tree import get, put
+from radioplat.spec.loading.plain_tree import get, note, put
 from radioplat.spec.loading.tao_detector_run import LEARNING_RATES, SCHEDULES
 
 TAO = "tao"
@@ -59,6 +59,10 @@ def accept_tao_objective(tree: dict[str, Any]) -> None:
     if isinstance(backbone, dict) and "radio" in str(backbone.get("type")):
         put(backbone, "position_dropout", 0.1)
     distill = tree["distill"]
+    windows = distill.get("vitdet")
+    if isinstance(windows, dict) and windows.get("prob") and not windows.get("window_sizes"):
+        del windows["prob"]
+        note(tree, "distill.vitdet.prob", "TAO has no windows without distill.vitdet.window_sizes")
     teachers = [teacher for teacher in distill.get("teacher") or () if isinstance(teacher, dict)]
     modes = [_mode(teacher, distill) for teacher in teachers]
     if any(mode in _MAPS for mode in modes):

@@ -110,3 +110,12 @@ def test_weights_of_bindings_count_as_in_taos_code():
         distill = {"teacher": model, "bindings": bindings}
         spec = load_spec({"compat": compat, "model_name": kind, "model": model, "distill": distill})
         assert {bound.weight for bound in spec.distill.bindings} == wanted
+
+
+def test_windows_need_sizes():
+    """As in TAO's vitdet.py, whose default of window_sizes is empty."""
+    spec = load_spec({"compat": "tao", "distill": {"vitdet": {"prob": 0.5}}})
+    assert spec.distill.vitdet.prob == 0 and "window_sizes" in spec.without_effect["distill.vitdet.prob"]
+    sizes = {"prob": 0.5, "window_sizes": [7]}
+    assert load_spec({"compat": "tao", "distill": {"vitdet": sizes}}).distill.vitdet.prob == 0.5
+    assert load_spec({"distill": {"vitdet": {"prob": 0.5}}}).distill.vitdet.prob == 0.5
