@@ -123,10 +123,17 @@ def losses(preflight: Preflight) -> None:
 
 
 def compat(preflight: Preflight) -> None:
-    """Propose ``compat: tao`` for a spec that looks like TAO's, with what it would change."""
+    """Propose ``compat: tao`` for a spec that looks like TAO's, with what it would change; warn where ours differs."""
     changed = changed_fields(preflight.spec)
     signs = tao_signs(changed)
-    if preflight.spec.compat is Compat.tao or not signs or not preflight.spec.distill.teacher:
+    as_tao = preflight.spec.compat is Compat.tao
+    for i, teacher in enumerate(preflight.spec.distill.teacher if signs or as_tao else ()):
+        if teacher.input_size and teacher.match_student_resolution is None:
+            preflight.warnings.append(
+                f"distill.teacher[{i}] gets images of its input_size, {teacher.input_size} pixels; TAO gives it the "
+                "student's size unless match_student_resolution is false"
+            )
+    if as_tao or not signs or not preflight.spec.distill.teacher:
         return
     fields = ", ".join(tao_differences(changed))
     preflight.warnings.append(

@@ -47,6 +47,15 @@ def told(tree: dict) -> Preflight:
     return preflight
 
 
+def test_a_size_of_a_teacher_is_not_taos():
+    teacher = {"model": {"backbone": {"type": "test_vit"}}, "name": "t", "input_size": 432}
+    (warning,) = told({"compat": "tao", "distill": {"teacher": [teacher]}}).warnings
+    assert "distill.teacher[0] gets images of its input_size, 432 pixels" in warning
+    chosen = teacher | {"match_student_resolution": False}
+    assert not told({"compat": "tao", "distill": {"teacher": [chosen]}}).warnings
+    assert not told({"distill": {"teacher": [teacher]}}).warnings
+
+
 def test_which_losses_compare_what():
     backbone = {"model": {"backbone": {"type": "test_vit"}}}
     one = {**backbone, "name": "one", "mode": "combo", "summary_loss_weight": 2.0, "summary_loss_type": "cosine"}
