@@ -182,7 +182,7 @@ def test_the_decoder_is_the_teachers(teacher, spec):
 @pytest.mark.parametrize(
     "change, says",
     [
-        (["dataset.num_classes=4"], "dataset.num_classes"),
+        (["dataset.num_classes=2"], "dataset.num_classes"),
         (["dataset.img_size=72"], "dataset.img_size: 72 is not a multiple of the detector's stride 32"),
         (["train.precision=bf16"], "train.precision"),
         (["model.detector.kind=yolo"], "no detector is called 'yolo'"),

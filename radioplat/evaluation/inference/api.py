@@ -95,7 +95,7 @@ def predict(
 
 
 def _opened(model: Model, size: int | None) -> InferenceModel:
-    if isinstance(model, (Student, Detector)):
+    if not isinstance(model, (str, os.PathLike)):
         return loaded_model(model, size)
     spec = Spec()
     spec.dataset.val_img_size = size
