@@ -127,4 +127,5 @@ def _detected(model: InferenceModel, detections: Sequence[Found], views: Sequenc
 
 
 def _names(model: InferenceModel, labels: Sequence[int] | np.ndarray) -> tuple[str, ...]:
-    return tuple(model.class_names[label] for label in labels) if model.class_names else ()
+    names = model.class_names  # a detector may have more classes than categories with a name
+    return tuple(names[label] if label < len(names) else str(label) for label in labels) if names else ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from radioplat.design.student import build_on_meta
+from radioplat.errors import WeightsError
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.teaching import backbone_parameters
 from radioplat.models.on_meta import on_meta
@@ -100,7 +101,10 @@ def _task_of(teacher: ResolvedTeacher) -> Downstream | None:
     path = Path(teacher.weights or "")
     if teacher.inside or not path.is_file():
         return None
-    contents = read_checkpoint(path, teacher.where, shapes_only=True)
+    try:
+        contents = read_checkpoint(path, teacher.where, shapes_only=True)
+    except WeightsError:
+        return None  # a file that its adapter reads by itself; advice refuses no run
     return find_downstream(contents.tensors, contents.metadata.get("tao_model", ""))
 
 

@@ -75,12 +75,14 @@ class Radio1D(RadioViT):
         kwargs |= {"cpe_max_size": kwargs["patch_size"]}  # of the models below, whose blocks alone are used
         depth, width, heads = len(self.blocks), self.token_dim, kwargs["num_heads"]
         merge_at = depth * 4 // 5 if merge_at is None else merge_at
-        if not 0 < merge_at < depth:
-            raise SpecError(f"must be from 1 to {depth - 1}, not {merge_at}", where=f"{_KWARGS}.merge_at")
+        if depth < 2:
+            raise SpecError("a sequence needs at least two blocks", where=f"{_KWARGS}.depth")
+        if type(merge_at) is not int or not 0 < merge_at < depth:
+            raise SpecError(f"must be a number from 1 to {depth - 1}, not {merge_at}", where=f"{_KWARGS}.merge_at")
         if kwargs.get("final_norm") is False:
             raise SpecError("the sequence always ends in a norm", where=f"{_KWARGS}.final_norm", hint="Leave it out.")
-        if decoder_depth < 2:
-            raise SpecError(f"must be at least 2, not {decoder_depth}", where=f"{_KWARGS}.decoder_depth")
+        if type(decoder_depth) is not int or decoder_depth < 2:
+            raise SpecError(f"must be a number from 2, not {decoder_depth}", where=f"{_KWARGS}.decoder_depth")
         self.num_tokens: int | None = None
         self.merge_at, self.split_at = merge_at, decoder_depth // 2
         self.blocks = nn.Sequential(*self.blocks[:merge_at], *_blocks(kwargs, 2, 2 * heads, depth - merge_at))
@@ -144,7 +146,7 @@ class Radio1D(RadioViT):
     @torch.compiler.disable  # not traced: a number of its own for each micro-batch
     def _draw(most: int) -> torch.Tensor:
         """Draw how many tokens a micro-batch keeps, 1 to ``most``; always a number of torch's CPU generator."""
-        return (torch.rand(1, device="cpu") * most).floor() + 1
+        return (torch.rand((), device="cpu") * most).floor() + 1  # without a dimension it compares on any device
 
 
 def _blocks(kwargs: dict[str, Any], factor: int, heads: int, depth: int) -> nn.Sequential:

@@ -32,7 +32,7 @@ _TASKS = (  # in the order in which their signs are looked for
     _Task("grounding_dino", "Grounding DINO", (_BODY,), "model.model.bert."),
     _Task("dino", "DINO", (_BODY,), "model.model.label_enc."),
     _Task("rtdetr", "RT-DETR", ("model.model.backbone.",), "model.model.decoder."),
-    _Task("mal", "MAL", ("student.backbone.",), "student.backbone."),
+    _Task("mal", "MAL", ("student.backbone.",), "student.roi_head."),
     _Task("mask2former", "Mask2Former", ("model.backbone.model.", "model.backbone."), "model.sem_seg_head."),
     _Task("visual_changenet_segment", "Visual ChangeNet", ("model.backbone.",), "model.decoder.make_pred_c"),
     _Task("visual_changenet_classify", "Visual ChangeNet", ("model.backbone.",), "model.decoder.diff_c"),

@@ -19,8 +19,7 @@ from radioplat.errors import WeightsError
 from radioplat.models.weights.downstream import find_downstream, without_additions
 from radioplat.models.weights.timm_filter import renamed_by_timm, timm_types
 
-# Usual for backbones in larger models; the last is of TAO's MAL, whose teacher is the student's average.
-_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.", "student.backbone.")
+_PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # usual for backbones in larger models
 # The first that is present is read: if a file also has a moving average, NVlabs' and timm's loaders use that.
 _WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "model_state", "module")
 
@@ -241,7 +240,8 @@ def _under_prefix(
     prefixes = {k[: -len(name)] for name in own for k in tensors if k.endswith(f".{name}")}
     hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in prefixes}
     most = [prefix for prefix in sorted(hits) if hits[prefix] == max(hits.values())]
-    usual = [prefix for prefix in _PREFIXES if prefix in most]
+    task = find_downstream(tensors) if len(most) > 1 else None  # in TAO's MAL the teacher is the student's average
+    usual = [prefix for prefix in (*_PREFIXES, *([task.prefix] if task else [])) if prefix in most]
     if len(most) > 1 and not usual:
         hint = "Save the one that is meant in a file of its own."
         raise WeightsError(f"{path} holds the backbone more than once: {first_few(most, 3)}", where=where, hint=hint)

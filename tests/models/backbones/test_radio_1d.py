@@ -44,8 +44,9 @@ def test_tokens_that_are_cut_off_change_nothing():
 
 def test_training_draws_every_number_alike():
     torch.manual_seed(0)
-    drawn = torch.bincount(torch.cat([Radio1D._draw(16) for _ in range(8000)]).long())
+    drawn = torch.bincount(torch.stack([Radio1D._draw(16) for _ in range(8000)]).long())
     assert drawn[0] == 0 and len(drawn) == 17
+    assert (torch.arange(4, device="meta") < Radio1D._draw(4)).is_meta  # it compares with tensors of another device
     torch.testing.assert_close(drawn[1:] / 500, torch.ones(16), atol=4 * 0.044, rtol=0)  # four standard errors
 
 
@@ -72,7 +73,10 @@ def test_every_weight_is_taught():
     assert not [name for name, p in vit.named_parameters() if p.grad is None]
 
 
-@pytest.mark.parametrize(("field", "value"), [("merge_at", 3), ("merge_at", 0), ("decoder_depth", 1)])
+WRONG = [("merge_at", 3), ("merge_at", 0), ("merge_at", "a"), ("decoder_depth", 1), ("decoder_depth", None)]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
 def test_numbers_out_of_range_are_named(field, value):
     with pytest.raises(SpecError, match=f"not {value}") as error:
         built(**{field: value})

@@ -17,7 +17,7 @@ from radioplat.models.backbones import names
 from radioplat.models.pretrained.initial_weights import start_notes, start_student
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.models.weights.layouts import convert_weights, inspect_weights
-from radioplat.models.weights.read import read_weights
+from radioplat.models.weights.read import fit, read_weights
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.teachers.adapters.registry import adapter_class
@@ -238,3 +238,11 @@ def test_an_encrypted_checkpoint(tmp_path):
     with pytest.raises(WeightsError, match="encrypted") as caught:
         inspect_weights(tmp_path / "w.pth")
     assert "without a key" in str(caught.value)
+
+
+def test_a_student_beside_its_teacher_is_no_backbone_that_is_meant(tmp_path):
+    """Checkpoints of self-distillation have both; only MAL's decoder says which one is used."""
+    model = timm.create_model("test_resnet", num_classes=0)
+    tensors = {f"{side}.backbone.{k}": v for side in ("student", "teacher") for k, v in model.state_dict().items()}
+    with pytest.raises(WeightsError, match="more than once"):
+        fit(model, tensors, tmp_path / "f.pth", "x")
