@@ -83,7 +83,7 @@ def with_tao_options(args: argparse.Namespace) -> argparse.Namespace:
             continue
         if twice := next((each for each in args.overrides if each.partition("=")[0].lstrip("+") == field), None):
             raise SpecError(f"{option} sets it, and {twice} does too", where=field, hint="Leave one of the two out.")
-        overrides.append(f"{field}={json.dumps(text) if field.endswith(_PATHS) else text}")
+        overrides.append(f"{field}={json.dumps(text, ensure_ascii=False) if field.endswith(_PATHS) else text}")
     if overrides:
         args.overrides = [*overrides, *args.overrides]
     return args

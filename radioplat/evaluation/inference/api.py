@@ -103,6 +103,8 @@ def _opened(model: Model, size: int | None) -> InferenceModel:
 
 
 def _run(model: InferenceModel, images: Any, batch_size: int, top_k: int, maps: bool) -> list[Prediction]:
+    if batch_size < 1:
+        raise RadioplatError(f"must be at least 1, not {batch_size}", where="batch_size")
     threads = decode_threads(Spec().dataset.workers)
     with limit_torch_threads(threads):
         batches = infer(model, given_images(images), batch_size, top_k=top_k, threads=threads)

@@ -93,9 +93,8 @@ def loaded_model(model: Student | Detector, size: int | None) -> InferenceModel:
             raise SpecError(*problems)
         names = model.architecture.class_names
         classifies = model.architecture.num_classes > 0
-        return InferenceModel(
-            "model", "torch", size, encode=student_encoder(model), classifies=classifies, class_names=names
-        )
+        encode = student_encoder(model, getattr(model.backbone, "num_tokens", None))  # of a RADIO 1D student: its own
+        return InferenceModel("model", "torch", size, encode=encode, classifies=classifies, class_names=names)
     if size % model.stride:
         raise SpecError(f"{size} is not a multiple of the detector's stride {model.stride}", where="size")
     detector, device = model.eval(), next(model.parameters()).device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.inference.pictures import predictions_panel
 from radioplat.tasks.inference.table import TableWriter, columns_of
-from radioplat.tasks.inference.tao_results import ResultCsv, write_kitti
+from radioplat.tasks.inference.tao_results import ResultCsv, shared_stems, write_kitti
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
@@ -88,7 +88,8 @@ def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceR
     model = open_inference_model(spec, path, where)
     threads = decode_threads(dataset.workers)
     errors, first, done, shown = Counter[str](), "", 0, list[tuple[ImageView, Prediction]]()
-    with limit_torch_threads(threads), _files(folder, model, spec) as write:
+    shared = shared_stems(image.name for image in images)
+    with limit_torch_threads(threads), _files(folder, model, spec, shared) as write:
         batches = infer(
             model,
             images,
@@ -118,7 +119,7 @@ def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceR
 
 @contextlib.contextmanager
 def _files(
-    folder: TaskFolder, model: InferenceModel, spec: Spec
+    folder: TaskFolder, model: InferenceModel, spec: Spec, shared: Collection[str]
 ) -> Iterator[Callable[[Sequence[tuple[ImageView, Prediction]]], None]]:
     """Yield a function that appends a batch to the table and TAO's files; they are removed if the block raises."""
     with contextlib.ExitStack() as stack:
@@ -127,7 +128,7 @@ def _files(
         result_csv = None
         if model.classifies:
             aside = stack.enter_context(written_aside(folder.path / "result.csv"))
-            result_csv = ResultCsv(stack.enter_context(aside.open("w", newline="", encoding="utf-8")))
+            result_csv = ResultCsv(stack.enter_context(aside.open("w", newline="", encoding="utf-8", errors="replace")))
 
         def add(batch: Sequence[tuple[ImageView, Prediction]]) -> None:
             rows = [row for _, row in batch]
@@ -135,6 +136,6 @@ def _files(
             if result_csv is not None:
                 result_csv.add(batch)
             if model.detect is not None:
-                write_kitti(folder.path / "labels", rows, spec.inference.conf_threshold)
+                write_kitti(folder.path / "labels", rows, spec.inference.conf_threshold, shared)
 
         yield add

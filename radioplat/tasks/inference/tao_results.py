@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -26,11 +27,12 @@ class ResultCsv:
                 self._writer.writerow([view.image.path, row.shown_class(0), float(row.scores[0])])
 
 
-def write_kitti(folder: Path, rows: Sequence[Prediction], threshold: float) -> None:
+def write_kitti(folder: Path, rows: Sequence[Prediction], threshold: float, shared: Collection[str] = ()) -> None:
     """Write ``<image>.txt`` with a line for each box whose score is at least ``threshold``.
 
     The fields of a line are KITTI's (Geiger et al. 2012): class, truncation, occlusion, alpha, left, top, right, bottom
-    in pixels, three sizes, a place, a rotation, the score. Those of three dimensions are 0.
+    in pixels, three sizes, a place, a rotation, the score. Those of three dimensions are 0. Images whose names without
+    their ending are in ``shared`` keep the ending: ``a.jpg.txt`` beside ``a.png.txt``.
     """
     for row in rows:
         if row.boxes is None or row.scores is None:
@@ -39,4 +41,11 @@ def write_kitti(folder: Path, rows: Sequence[Prediction], threshold: float) -> N
         for i in (row.scores >= threshold).nonzero()[0].tolist():
             corners = " ".join(f"{corner:.3f}" for corner in row.boxes[i].tolist())
             lines.append(f"{row.shown_class(i)} 0.00 0 0.00 {corners} {'0.00 ' * 7}{row.scores[i]:.3f}\n")
-        write_atomic(folder / Path(row.name).with_suffix(".txt"), "".join(lines))
+        stem = str(Path(row.name).with_suffix(""))
+        write_atomic(folder / f"{row.name if stem in shared else stem}.txt", "".join(lines))
+
+
+def shared_stems(names: Iterable[str]) -> set[str]:
+    """Return the names without their ending that several of ``names`` have."""
+    counts = Counter(str(Path(name).with_suffix("")) for name in names)
+    return {stem for stem, count in counts.items() if count > 1}
