@@ -23,7 +23,7 @@ import json
 import sys
 import tempfile
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.judges.tao_detectors import DETECTORS, detector_reference
+
 STEPS, RECORDED = 50, (0, 49)
 BATCH, SIDE, GRID = 4, 96, 3
 STUDENT: dict[str, Any] = {"model_name": "convnext_atto", "depths": (1, 1, 1, 1), "dims": (8, 8, 16, 24)}
@@ -41,11 +43,18 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HIDDEN, WIDTH = 48, 32
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.05
 LARGEST_DIFFERENCE, SMALLEST_COSINE = 1e-5, 0.9999
+_CORE = ("callbacks", "cookbooks", "lightning", "loggers", "utilities", "utils.ptm_utils")
+_DETECTION = (
+    *("deformable_detr.dataloader", "deformable_detr.utils.coco", "deformable_detr.utils.coco_eval"),
+    *("dino.model.build_nn_model", "dino.model.fan", "dino.model.utils", "dino.model.vision_transformer"),
+    *("rtdetr.dataloader", "rtdetr.model.build_nn_model", "rtdetr.model.utils"),
+)
 EMPTY = (
     "nvidia_tao_pytorch.cv.backbone_v2",
     "nvidia_tao_pytorch.multimodal.radio.dataloader",
-    "pytorch_lightning",
-    "memoizer",
+    *(f"nvidia_tao_pytorch.core.{name}" for name in _CORE),
+    *(f"nvidia_tao_pytorch.cv.{name}" for name in _DETECTION),
+    *("fairscale", "h5py", "memoizer", "pytorch_lightning"),
 )
 
 
@@ -128,11 +137,13 @@ def record(checkout: Path) -> dict[str, np.ndarray]:
     with _OnCpu(), tempfile.TemporaryDirectory(prefix="tao_steps") as cache:
         torch.hub.set_dir(cache)  # TAO keeps its Hadamard matrices there
         for name, case in CASES.items():
-            arrays |= {f"{name}/{key}": value for key, value in _run(name, case).items()}
+            arrays |= {f"{name}/{key}": value for key, value in optimize(*_reference(name, case)).items()}
+        for name in DETECTORS:
+            arrays |= {f"{name}/{key}": value for key, value in optimize(*detector_reference(name)).items()}
     return arrays
 
 
-def compare(reference: Any, ours: Any, cases: Iterable[str] = CASES) -> dict[str, dict[str, Any]]:
+def compare(reference: Any, ours: Any, cases: Iterable[str] = (*CASES, *DETECTORS)) -> dict[str, dict[str, Any]]:
     """Compare losses and gradients of two files by case."""
     found = {}
     for name in cases:
@@ -151,7 +162,26 @@ def compare(reference: Any, ours: Any, cases: Iterable[str] = CASES) -> dict[str
     return found
 
 
-def _run(name: str, case: Case) -> dict[str, np.ndarray]:
+def optimize(modules: Mapping[str, nn.Module], loss_of: Callable[[int], torch.Tensor]) -> dict[str, np.ndarray]:
+    """Train ``modules`` with AdamW on the loss of each step; return initial weights, losses and gradients by name."""
+    found = {f"weight/{part}.{k}": v.numpy().copy() for part, m in modules.items() for k, v in m.state_dict().items()}
+    parameters = [p for module in modules.values() for p in module.parameters()]
+    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(step)
+        optimizer.zero_grad()
+        loss.backward()
+        for part, module in modules.items() if step in RECORDED else ():
+            flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in module.parameters()]
+            found[f"gradient/{step}/{part}"] = torch.cat(flat).numpy().copy()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {**found, "losses": np.array(losses)}
+
+
+def _reference(name: str, case: Case) -> tuple[dict[str, nn.Module], Callable[[int], torch.Tensor]]:
+    """Return the trainable modules by name, and TAO's loss as a function of the step."""
     module = importlib.import_module(case.package)
     taught = _Student(student())
     sides, terms = [], []
@@ -170,29 +200,17 @@ def _run(name: str, case: Case) -> dict[str, np.ndarray]:
         for kind, layers in _heads(term).items()
         if layers is not None
     }
-    modules = {"student": taught.model, **heads}
-    found = {f"weight/{part}.{k}": v.numpy().copy() for part, m in modules.items() for k, v in m.state_dict().items()}
-    parameters = {f"{part}.{k}": p for part, m in modules.items() for k, p in m.named_parameters()}
-    optimizer = torch.optim.AdamW(parameters.values(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    losses = []
-    for step in range(STEPS):
+
+    def loss_of(step: int) -> torch.Tensor:
         images, features = inputs(name, step)
         for side, (summary, spatial) in zip(sides, features, strict=True):
             side.summary, side.map = torch.tensor(summary), torch.tensor(spatial).permute(0, 3, 1, 2).contiguous()
         unit = torch.tensor(images).float() / 255
         normal = (unit - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
         each = [term(normal) for term in terms]
-        loss = sum(t.weight / len(terms) * value for t, value in zip(case.teachers, each, strict=True)) * case.factor
-        optimizer.zero_grad()
-        loss.backward()
-        if step in RECORDED:
-            for part in modules:
-                mine = [p for k, p in parameters.items() if k.startswith(f"{part}.")]
-                flat = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in mine]
-                found[f"gradient/{step}/{part}"] = torch.cat(flat).numpy().copy()
-        optimizer.step()
-        losses.append(float(loss))
-    return {**found, "losses": np.array(losses)}
+        return sum(t.weight / len(terms) * value for t, value in zip(case.teachers, each, strict=True)) * case.factor
+
+    return {"student": taught.model, **heads}, loss_of
 
 
 def _heads(term: nn.Module) -> dict[str, nn.Module | None]:
@@ -246,7 +264,7 @@ class _OnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
+        return function(*("cpu" if isinstance(each, str) and each == "cuda" else each for each in args), **kwargs)
 
 
 class _Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
