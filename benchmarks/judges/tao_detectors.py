@@ -2,8 +2,11 @@
 radioplat.
 
 TAO's ``_build_criterion`` makes bindings, matcher and detection losses, and its ``training_step`` the loss of a step:
-only the student, the teacher's outputs and Lightning's part of the distiller are replaced. Queries are not denoised,
-because noise is random.
+the sum of the bindings and of the detection losses of two decoder layers and of the proposals. Only the student, the
+teacher's outputs and Lightning's part of the distiller are replaced. Queries are not denoised, because noise is random.
+
+RT-DETR's binding and weights are those of TAO's shipped spec. DINO's shipped spec leaves its bindings open: here it has
+one of each kind that TAO's DINO names, and for the weights of its detection losses TAO's defaults.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ class DetectorCase:
 
     Attributes:
         package, distiller: module and class of TAO.
+        levels: number of maps.
         bindings: names of the module in student and teacher, criterion and weight.
         model: fields of TAO's ``model`` that its criterion reads.
         dataset: the same of ``dataset``.
+        proposals_are_layer: TAO's detector returns its proposals as a further layer of the decoder.
     """
 
     package: str
@@ -41,6 +46,7 @@ class DetectorCase:
     bindings: tuple[tuple[str, str, float], ...]
     model: dict[str, Any] = field(hash=False)
     dataset: dict[str, Any] = field(hash=False)
+    proposals_are_layer: bool = False
 
     @property
     def classes(self) -> int:
@@ -57,6 +63,7 @@ DETECTORS = {
         (("srcs", "IOU", 20.0),),
         {**_BOTH, "vfl_loss_coef": 1.0, "alpha": 0.75, "gamma": 2.0, "loss_types": ["vfl", "boxes"]},
         {"num_classes": 80, "remap_mscoco_category": False},
+        proposals_are_layer=True,
     ),
     "dino": DetectorCase(
         "nvidia_tao_pytorch.cv.dino.distillation.distiller",
@@ -163,7 +170,7 @@ def detector_reference(name: str) -> tuple[dict[str, nn.Module], Callable[[int],
     ]
     shown = _Side()
     lightning = SimpleNamespace(
-        model=_Side(student),
+        model=_Side(student, case.proposals_are_layer),
         teacher=shown,
         model_config=case.model,
         dataset_config=case.dataset,
@@ -192,12 +199,12 @@ def detector_reference(name: str) -> tuple[dict[str, nn.Module], Callable[[int],
 class _Side(nn.Module):
     """What TAO expects of a detector; a binding of DINO looks for its module ``model.backbone.0.body``."""
 
-    def __init__(self, student: SmallDetector | None = None) -> None:
+    def __init__(self, student: SmallDetector | None = None, proposals_are_layer: bool = False) -> None:
         super().__init__()
         self.model = nn.Module()
         self.model.backbone = nn.ModuleList([nn.Module()])
         self.model.backbone[0].body = nn.Identity()
-        self.student = student
+        self.student, self.proposals_are_layer = student, proposals_are_layer
         self.outputs: dict[str, Any] = {}
 
     def forward(self, images: torch.Tensor, targets: Any = None) -> dict[str, Any]:
@@ -206,7 +213,7 @@ class _Side(nn.Module):
         maps, logits, boxes = self.student(images)
         proposals, *layers = ({"pred_logits": a, "pred_boxes": b} for a, b in zip(logits, boxes, strict=True))
         last = layers.pop()
-        if len(maps) == DETECTORS["rtdetr"].levels:
+        if self.proposals_are_layer:
             return {**last, "srcs": maps, "aux_outputs": [*layers, proposals]}
         return {**last, "srcs": maps, "aux_outputs": layers, "interm_outputs": proposals, "dn_meta": None}
 

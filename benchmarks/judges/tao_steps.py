@@ -1,7 +1,8 @@
 """Do 50 optimizer steps with TAO's loss modules and with ours give the same losses? Imports nothing of radioplat.
 
 ``python -m benchmarks.judges.tao_steps record TAO OUT.npz``: TAO is a checkout of NVIDIA-TAO/tao-pytorch. Its own
-``DistillationLoss`` trains, for each of :data:`CASES`, a small ConvNeXt of timm and the heads that it makes. OUT gets
+``DistillationLoss`` trains, for each of :data:`CASES`, a small ConvNeXt of timm and the heads that it makes; its
+``DINODistiller`` and ``RtdetrDistiller`` train the small student of :mod:`benchmarks.judges.tao_detectors`. OUT gets
 the initial weights, the loss of each step, and the gradients of some. What TAO's modules import and losses do not need
 (backbones, data loaders, Lightning) is replaced by empty modules; einops has to be installed.
 
@@ -10,8 +11,8 @@ of another program, under the same names. The last line on stdout is one JSON ob
 difference of a step's loss and the smallest cosine of two gradients; the exit status is 1 if a difference is above 1e-5
 or a cosine below 0.9999.
 
-Images and teachers' features of a step come from :func:`inputs`, a function of case and step; features are numbers that
-bf16 has.
+Images and teachers' features of a step come from :func:`inputs`, for detectors from
+:func:`benchmarks.judges.tao_detectors.detector_inputs`: functions of case and step. Features are numbers that bf16 has.
 """
 
 from __future__ import annotations

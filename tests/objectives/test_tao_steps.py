@@ -133,9 +133,9 @@ def detector(case: str) -> tuple[dict[str, nn.Module], Callable[[int], torch.Ten
     teachers = resolve_teachers(spec)
     (teacher,) = teachers
     student = SmallStudent(case, spec)
-    widths = {f"{teacher.name}/{bound.name}": (tao_detectors.WIDTH,) * 2 for bound in teacher.bindings}
-    for bound in teacher.bindings[given.levels :]:
-        widths[f"{teacher.name}/{bound.name}"] = ({"pred_logits": given.classes, "pred_boxes": 4}[bound.student_module],) * 2
+    of_queries = {"pred_logits": given.classes, "pred_boxes": 4}
+    width = {b.name: of_queries.get(b.student_module, tao_detectors.WIDTH) for b in teacher.bindings}
+    widths = {f"{teacher.name}/{name}": (value, value) for name, value in width.items()}
     objective = DetectObjective(student, str(side), teachers, widths, spec.distill).train()
 
     def loss_of(step: int) -> torch.Tensor:
