@@ -23,8 +23,6 @@ from radioplat.spec.schema.dataset import SplitConfig
 __all__ = ["ShardIndex", "build_index"]
 
 _Key = tuple[str, str, str, int, int]  # kind (and image_extension, if set), root, name, size, mtime_ns
-# Reasons of faults that earlier rules of names gave to members which the present ones may read.
-_OF_EARLIER_RULES = pa.array(["no_image", "duplicate_key"], pa.large_string())
 
 
 def build_index(
@@ -40,8 +38,8 @@ def build_index(
 ) -> ShardIndex:
     """Index a split and save it under ``index_dir``.
 
-    Unchanged shards (path, size, mtime) are not read again, except those that could not be read, and those with members
-    that an earlier release left out and this one may read. The scan writes its results as it proceeds: after a crash it
+    Unchanged shards (path, size, mtime) are not read again, except those that could not be read, and tars that a
+    release with other rules of names has read. The scan writes its results as it proceeds: after a crash it
     resumes, except for its last seconds. Of two processes that build in one folder the second waits and reuses the
     result.
 
@@ -91,12 +89,13 @@ class _Known:
         except DataError:
             pass
         scans += unfinished(index_dir)
+        scans = [(_by_present_rules(notes, faults), faults) for notes, faults in scans]
         self._notes = pa.concat_tables([NOTE_SCHEMA.empty_table(), *(notes for notes, _ in scans)])
         self._faults = [faults for _, faults in scans]
         self._origin = np.repeat(np.arange(len(scans)), [len(notes) for notes, _ in scans])  # scan of each note
         columns = [self._notes[name].to_pylist() for name in ("kind", "root", "name", "size", "mtime_ns")]
         self._row: dict[_Key, int] = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-        again = [table.filter(_scan_again(table)) for table in self._faults]
+        again = [table.filter(pc.equal(table["reason"], UNREADABLE)) for table in self._faults]
         self._scan_again = {path for table in again for path in table["shard"].to_pylist()}
 
     def __contains__(self, key: _Key) -> bool:
@@ -127,12 +126,11 @@ class _Known:
         return faults.take(pa.array(rows, pa.int64()))
 
 
-def _scan_again(faults: pa.Table) -> pa.Array:
-    """Mark faults whose shard another scan may read: the storage failed, or the rules of names were others."""
-    again = pc.equal(faults["reason"], UNREADABLE)
+def _by_present_rules(notes: pa.Table, faults: pa.Table) -> pa.Table:
+    """Return the notes of a scan without those of tars that were read by other rules of names."""
     if (faults.schema.metadata or {}).get(b"name_rules") == NAME_RULES.encode():
-        return again
-    return pc.or_(again, pc.is_in(faults["reason"], _OF_EARLIER_RULES))
+        return notes
+    return notes.filter(pc.equal(notes["kind"], "image"))
 
 
 class _ShardList:

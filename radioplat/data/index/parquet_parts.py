@@ -26,7 +26,7 @@ PART_SECONDS = 5.0  # an interrupted scan loses at most this much work
 # One row a shard: its state when it was scanned, and the location of its rows.
 NOTE_SCHEMA = pa.schema(
     [
-        ("kind", pa.string()),  # tar or image
+        ("kind", pa.string()),  # tar, tar EXTENSION (image_extension), or image
         ("root", pa.large_string()),  # absolute, or s3://..., gs://...
         ("name", pa.large_string()),  # below root
         ("size", pa.int64()),  # bytes

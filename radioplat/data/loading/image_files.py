@@ -13,6 +13,7 @@ import numpy as np
 
 from radioplat.data.images.decode import MAX_PIXELS, BadSample, Decoded, decode_rgb
 from radioplat.data.images.headers import image_header
+from radioplat.data.scan.names import shown_name
 from radioplat.data.scan.sources import list_shards
 from radioplat.data.storage.files import absolute, read_range, stat_file
 from radioplat.data.views.crops import centre_crop, whole_image
@@ -61,12 +62,7 @@ def images_in(folder: str, where: str) -> list[ImageFile]:
         DataError: ``where`` is the field: the folder is missing or contains no image.
     """
     (source,) = list_shards(SplitConfig(images_dir=folder), where.removesuffix(".images_dir"))
-    return [ImageFile(_text(file.name), f"{source.root}/{file.name}") for file in source.files]
-
-
-def _text(name: str) -> str:
-    """Replace bytes of a file's name that are not UTF-8, which tables require."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return [ImageFile(shown_name(file.name), f"{source.root}/{file.name}") for file in source.files]
 
 
 def given_images(images: Any) -> list[ImageFile]:
@@ -94,7 +90,7 @@ def given_images(images: Any) -> list[ImageFile]:
     files = []
     for i, image in enumerate(images):
         if isinstance(image, (str, os.PathLike)):
-            files.append(ImageFile(_text(str(image)), absolute(str(image))))
+            files.append(ImageFile(shown_name(str(image)), absolute(str(image))))
         elif isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
             files.append(ImageFile(str(i), rgb=np.ascontiguousarray(image)))
         else:

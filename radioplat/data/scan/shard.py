@@ -6,7 +6,6 @@ No member is extracted to disk, so that names such as ``../x`` are harmless.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import pyarrow as pa
 
 from radioplat.common.listing import first_few
 from radioplat.data.images.headers import IMAGE_EXTENSIONS, ImageHeader, header_at
+from radioplat.data.scan.names import shown_name, split_name
+from radioplat.data.scan.sidecar import fields_of, label_fault, label_fields, parse_json
 from radioplat.data.scan.tar import Damage, Member, walk_tar
 from radioplat.data.storage.read_ahead import Window
 
@@ -169,8 +170,8 @@ def scan_image(path: str, name: str) -> Scan:
     if header is None:
         return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")], [])
     parent = name.rpartition("/")[0].rpartition("/")[2]
-    label = {"label_name": _text(parent)} if parent else None
-    return Scan(_table([_row(_text(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
+    label = {"label_name": shown_name(parent)} if parent else None
+    return Scan(_table([_row(shown_name(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
 
 
 class _TarScan:
@@ -193,7 +194,7 @@ class _TarScan:
         self._faults: list[Fault] = []
 
     def add_fault(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
-        self._faults.append(Fault(self._path, _text(key), reason, _text(detail), offset, length))
+        self._faults.append(Fault(self._path, shown_name(key), reason, shown_name(detail), offset, length))
 
     def add(self, window: Window, item: Member | Damage) -> None:
         if isinstance(item, Damage):
@@ -240,7 +241,7 @@ class _TarScan:
         for sample in sorted(self._samples, key=_place):
             if sample.image is not None and sample.header is not None:
                 image = sample.image.offset, sample.image.size, sample.header
-                rows.append(_row(_text(sample.key), image, sample.fields()))
+                rows.append(_row(shown_name(sample.key), image, sample.fields()))
                 sidecars.append(sample.sidecar)
         return Scan(_table(rows), self._faults, sidecars)
 
@@ -279,7 +280,10 @@ class _TarScan:
         elif len(others) == 1:
             self._set_image(next(iter(others.values())), sample.other_header, sample)
         else:
-            detail = f"{first_few(sorted(others), 5)}: set image_extension of the source to the one to read"
+            detail = (
+                f"{first_few(sorted(others), 5)}: set image_extension of the source to the one to read; if these are images "
+                "of their own, replace the first dot in the names"
+            )
             self.add_fault(sample.key, "several_images", detail, sample.first)
 
     def _add_image(self, window: Window, member: Member, sample: _Sample) -> None:
@@ -321,14 +325,14 @@ class _TarScan:
         data = window.read(member.offset, member.size)
         try:
             if kind == "cls":
-                sample.cls = _label(data.decode().strip())
+                sample.cls = label_fields(data.decode().strip())
                 return
-            content = _parse(data)
-            fields = _from_json(content)
+            content = parse_json(data)
+            fields = fields_of(content)
         except (ValueError, RecursionError) as error:
             self._add_member_fault(member, key, "bad_sidecar", f"{name}: {error}")
             return
-        if wrong := _no_label(content):
+        if wrong := label_fault(content):
             self._add_member_fault(member, key, "bad_sidecar", f"{name}: {wrong}")
         if fields.pop("caption", None) is not None:
             fields["caption_offset"], fields["caption_length"] = member.offset, member.size
@@ -350,61 +354,6 @@ def _header(window: Window, member: Member) -> ImageHeader | None:
         return window.read(offset + at, min(length, size - at)) if at < size else b""
 
     return header_at(read, lambda: window.span(offset, size)) if size else None
-
-
-_scan_json = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # CPython has it, typeshed does not
-
-
-def _parse(data: bytes) -> Any:
-    """Parse like `json.loads`, without the overhead around its C scanner."""
-    try:
-        text = data.decode()
-        content, end = _scan_json(text, 0)
-        if end == len(text) or text[end:].isspace():
-            return content
-    except (StopIteration, ValueError):
-        pass
-    return json.loads(data)
-
-
-def _from_json(content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise ValueError("a JSON object is expected")
-    fields: dict[str, Any] = {}
-    get = content.get
-    for name in ("sha256", "md5", "uid"):
-        if (digest := get(name)) is not None and digest != "":
-            fields["hash"] = _text(str(digest))
-            break
-    if isinstance(get("caption"), str):
-        fields["caption"] = True
-    for name in ("label", "id"):
-        if (label := get(name)) is not None:
-            fields |= _label(label)
-            break
-    if isinstance(get("label_name"), str):
-        fields["label_name"] = _text(content["label_name"])
-    return fields
-
-
-def _no_label(content: dict[str, Any]) -> str | None:
-    """Describe an invalid label; None if it is valid or absent. A negative number means unlabelled, as null does."""
-    for name in ("label", "id"):
-        if (label := content.get(name)) is not None:
-            if isinstance(label, str) or (type(label) is int and abs(label) < 2**63):  # a bool is an int, too
-                return None
-            return f"{name} is {json.dumps(label)[:40]}, neither a whole number of 63 bits nor text"
-    return None
-
-
-def _label(value: Any) -> dict[str, Any]:
-    """Return the field of a label: a number is the label itself, other text is its name."""
-    if isinstance(value, str):
-        number = value.removeprefix("-")
-        value = int(value) if number.isascii() and number.isdigit() and len(number) < 19 else value
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
-        return {"given_label": value} if value >= 0 else {}
-    return {"label_name": _text(value)} if isinstance(value, str) and value else {}
 
 
 def _row(key: str, image: tuple[int, int, ImageHeader], sidecar: dict[str, Any] | None) -> tuple:
@@ -432,18 +381,3 @@ def hash_key(value: str | None) -> int:
 def _table(rows: list[tuple]) -> pa.Table:
     columns = list(zip(*rows, strict=True)) or [()] * len(SCAN_SCHEMA)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCAN_SCHEMA, strict=True)], schema=SCAN_SCHEMA)
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Split a name at the first dot of its base name: key, with the folder, and lower-case extension.
-
-    Equals webdataset.tariterators.base_plus_ext; for a name that it skips, the key is empty or ends with a slash, or
-    the extension is empty.
-    """
-    dot = name.find(".", name.rfind("/") + 1)
-    return (name[:dot], name[dot + 1 :].lower()) if dot >= 0 else (name, "")
-
-
-def _text(name: str) -> str:
-    """Replace bytes of a tar member's name that are not UTF-8, which Arrow requires."""
-    return name if name.isascii() else name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from radioplat.data.detection.boxes import Faults
 from radioplat.data.images.headers import IMAGE_EXTENSIONS
-from radioplat.data.scan.shard import split_name
+from radioplat.data.scan.names import split_name
 from radioplat.data.scan.tar import Member, walk_tar
 from radioplat.data.storage.files import FileState, absolute, list_files, read_range, stat_file
 from radioplat.data.storage.read_ahead import Window

@@ -97,38 +97,39 @@ def test_only_what_changed_is_scanned_again(corpus, write_tar, photo):
     assert samples(again(corpus)).equals(third_samples)
 
 
-def test_shards_that_an_earlier_release_read_by_other_rules_are_scanned_again(tmp_path, write_tar, photo):
-    """It left out img.001.jpg with a fault, and wrote no number of its rules; its other shards stay as they are."""
-    for shard, name in (("0", "img.001.jpg"), ("1", "x.jpg"), ("2", "y.json")):
-        write_tar(tmp_path / f"a/{shard}.tar", [(name, b"{}" if name[-1] == "n" else photo())])
-    source = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))])
-    seen = []
+def test_tars_that_an_earlier_release_read_by_other_rules_are_scanned_again(tmp_path, write_tar, photo):
+    """It wrote no number of its rules, and had no row of img.001.jpg and none of z.tif, not even with a fault."""
+    for shard, name in (("0", "img.001.jpg"), ("1", "x.jpg"), ("2", "z.tif")):
+        write_tar(tmp_path / f"a/{shard}.tar", [(name, photo())])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "0.png").write_bytes(photo())
+    source = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"))], images_dir=str(tmp_path / "b"))
+    scanned: list[str] = []
 
     def built() -> ShardIndex:
-        seen.clear()
-        return build_index(
-            source, "d", tmp_path / "i", max_pixels=LIMIT, workers=1, progress=lambda done, total: seen.append(done)
-        )
+        def scan(batches):
+            scanned.extend(name for batch in batches for name in batch.names)
+            return scan_here(batches)
+
+        scanned.clear()
+        return build_index(source, "d", tmp_path / "i", max_pixels=LIMIT, scan=scan)
 
     index = built()
-    assert samples(index)["key"].to_pylist() == ["img", "x"] and index.faults["reason"].to_pylist() == ["no_image"]
+    assert samples(index)["key"].to_pylist() == ["img", "x", "z", "0"]
     fingerprint = index.fingerprint()
-    columns = index.shards.to_pydict() | {"rows": [0, 1, 0]}
-    lost = index.faults.to_pylist()[0] | {"shard": index.shard_paths[0], "key": "img"}
     earlier = {
-        "shards": pa.table(columns, schema=index.shards.schema),
-        "faults": pa.Table.from_pylist([lost, *index.faults.to_pylist()], schema=index.faults.schema),
+        "shards": pa.table(index.shards.to_pydict() | {"rows": [0, 1, 0, 1]}, schema=index.shards.schema),
+        "faults": index.faults,
     }
     for name, table in earlier.items():
         marks = {k: v for k, v in pq.read_schema(tmp_path / f"i/{name}.parquet").metadata.items() if k != b"name_rules"}
         pq.write_table(table.replace_schema_metadata(marks), tmp_path / f"i/{name}.parquet")
-    assert samples(ShardIndex.load(tmp_path / "i"))["key"].to_pylist() == ["x"]
+    assert samples(ShardIndex.load(tmp_path / "i"))["key"].to_pylist() == ["x", "0"]
     index = built()
-    assert seen == [2, 3], "the shard that is read as before is not scanned"
-    assert samples(index)["key"].to_pylist() == ["img", "x"] and index.faults["reason"].to_pylist() == ["no_image"]
-    assert index.fingerprint() == fingerprint
+    assert scanned == ["0.tar", "1.tar", "2.tar"], "images are read by no rules of names"
+    assert samples(index)["key"].to_pylist() == ["img", "x", "z", "0"] and index.fingerprint() == fingerprint
     built()
-    assert seen == []
+    assert scanned == []
 
 
 def test_another_image_extension_is_another_scan(tmp_path, write_tar, photo):

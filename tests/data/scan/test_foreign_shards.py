@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from webdataset.autodecode import IMAGE_EXTENSIONS as IMAGES_OF_WEBDATASET
 from webdataset.tariterators import base_plus_ext
 
-from radioplat.data.scan.shard import scan_tar, split_name
+from radioplat.data.scan.names import split_name
+from radioplat.data.scan.shard import scan_tar
 from radioplat.data.storage.files import read_range
 
 Members = list[tuple[str, bytes]]
