@@ -281,8 +281,8 @@ class _TarScan:
             self._set_image(next(iter(others.values())), sample.other_header, sample)
         else:
             detail = (
-                f"{first_few(sorted(others), 5)}: set image_extension of the source to the one to read; if these are images "
-                "of their own, replace the first dot in the names"
+                f"{first_few(sorted(others), 5)}: set image_extension of the source to the one to read; if these are "
+                "images of their own, replace the first dot in the names"
             )
             self.add_fault(sample.key, "several_images", detail, sample.first)
 

@@ -24,6 +24,12 @@ def is_compat(tree: dict[str, Any]) -> bool:
     return str(tree.get("compat")).lower() == "tao"
 
 
+def levels_of(block: Block) -> int:
+    """Return the number of maps of a flat model; TAO's default where it is no number, which is refused itself."""
+    levels = block.get("num_feature_levels")
+    return levels if type(levels) is int else 4
+
+
 @dataclass(frozen=True)
 class DetectorFields:
     """The fields of one kind of detector, and their meaning here.

@@ -60,6 +60,7 @@ _SIDE = 640  # of TAO's RT-DETR
 # Ranges of torchvision's RandomPhotometricDistort, in which TAO's RT-DETR changes colours.
 _DISTORTION = {"brightness": 0.125, "contrast": 0.5, "saturation": 0.5, "hue": 0.05}
 LEARNING_RATES = {"dino": 2e-4, "rtdetr": 1e-4}
+BACKBONE_RATES = {"dino": 2e-5, "rtdetr": 1e-5}
 SCHEDULES = {"dino": {"lr_steps": [11], "lr_step_size": 11}, "rtdetr": {"lr_steps": [1000], "lr_step_size": 1000}}
 
 
@@ -96,18 +97,21 @@ def detector_run(kind: str, tree: dict[str, Any], backbone: str, problems: list[
 
 def _inferred(tree: dict[str, Any], problems: list[Problem]) -> None:
     """Move the folder of images of ``infer_data_sources`` to where ``inference`` looks for it."""
-    path = "dataset.infer_data_sources"
-    given = take(tree, path)
-    if not isinstance(given, dict):
+    path, ours = "dataset.infer_data_sources", "dataset.test_dataset.images_dir"
+    if not isinstance(get(tree, path), dict):
+        if get(tree, path) is None:
+            take(tree, path)
         return
-    folders = given.get("image_dir")
+    folders, names = take(tree, f"{path}.image_dir"), take(tree, f"{path}.classmap")
     folders = folders if isinstance(folders, list) else [folders] if folders else []
-    if given.get("classmap"):
+    if not get(tree, path):
+        take(tree, path)  # what is left is refused as unknown
+    if names:
         note(tree, f"{path}.classmap", "names of classes are in a checkpoint, else dataset.classes")
-    if folders and get(tree, "dataset.test_data_sources"):
-        note(tree, f"{path}.image_dir", "inference reads dataset.test_dataset.images_dir, which test_data_sources sets")
+    if folders and (get(tree, "dataset.test_data_sources") or get(tree, ours) not in (None, *folders)):
+        note(tree, f"{path}.image_dir", f"inference reads {ours}, which the spec sets otherwise")
     elif len(folders) == 1:
-        put(tree, "dataset.test_dataset.images_dir", folders[0])
+        put(tree, ours, folders[0])
     elif folders:
         hint = "Call radioplat inference for each."
         problems.append(Problem(f"one folder is supported here, not {len(folders)}", f"{path}.image_dir", hint))
@@ -125,7 +129,9 @@ def _sources(dataset: dict[str, Any], problems: list[Problem]) -> None:
             continue
         # Unknown names are refused there; TAO's empty ones are unset.
         source = {_SOURCE.get(name, name): value for name, value in sources[0].items() if value != ""}
-        dataset.setdefault(ours, {}).update(source)
+        split = dataset.get(ours)
+        if split is None or isinstance(split, dict):  # else it is refused itself
+            dataset[ours] = {**(split or {}), **source}
 
 
 def _views(tree: dict[str, Any], problems: list[Problem]) -> None:
@@ -133,7 +139,7 @@ def _views(tree: dict[str, Any], problems: list[Problem]) -> None:
     where = "dataset.augmentation"
     for theirs, ours in _SQUARES.items():
         given = take(tree, f"{where}.{theirs}") or [_SIDE, _SIDE]
-        if not isinstance(given, list) or len(set(given)) != 1:
+        if not isinstance(given, list) or not given or any(side != given[0] for side in given):
             hint = "Give the same height and width."
             problems.append(Problem(f"views are squares, not of {given}", f"{where}.{theirs}", hint))
         else:
@@ -144,7 +150,9 @@ def _views(tree: dict[str, Any], problems: list[Problem]) -> None:
         note(tree, f"{where}.multi_scales", "TAO's distillation has one size, train_spatial_size")
     elif isinstance(sizes, list) and any(isinstance(size, list) for size in sizes):
         problems.append(Problem("views are squares", f"{where}.multi_scales", "Give one number for each size."))
-    share = take(tree, f"{where}.distortion_prob")
+    share = get(tree, f"{where}.distortion_prob")
+    if share is None or isinstance(share, (int, float)):  # else it stays, and is refused
+        take(tree, f"{where}.distortion_prob")
     if isinstance(share, (int, float)):
         colours = {"enable": share > 0, **_DISTORTION, "color_probability": share}
         for name, value in colours.items():
@@ -166,9 +174,14 @@ def _optimizer(
     if vit and rate is not None:
         note(tree, "train.optim.lr_backbone", "TAO's layers of a ViT learn at lr times powers of layer_decay_rate")
     elif isinstance(rate, (int, float)):
-        whole = _number(optim.setdefault("lr", LEARNING_RATES[kind]))
-        if isinstance(whole, float) and whole:  # else it is refused itself
-            optim.setdefault("lr_mults", {})["backbone."] = rate / whole
+        if optim.get("lr") is None:
+            optim["lr"] = LEARNING_RATES[kind]
+        whole, mults = _number(optim["lr"]), optim.get("lr_mults") or {}
+        if isinstance(mults, dict) and "backbone." in mults:
+            hint = "Leave one of them out."
+            problems.append(Problem("lr_mults sets the rate of the backbone, too", "train.optim.lr_backbone", hint))
+        elif isinstance(mults, dict) and isinstance(whole, float) and whole:  # else they are refused themselves
+            optim["lr_mults"] = {**mults, "backbone.": rate / whole}
     elif rate is not None:
         optim["lr_backbone"] = rate  # refused as unknown
     if vit and decay is not None:
@@ -180,6 +193,10 @@ def _optimizer(
     milestones, every = (optim.pop(name, default) for name, default in steps.items())
     gamma = optim.pop("lr_decay", 0.1)
     if not named:
+        return
+    if optim.get("policy") is not None:
+        where = f"train.optim.{min(named)}"
+        problems.append(Problem("policy sets the schedule already", where, "Leave this out, or policy."))
         return
     if policy == "MultiStep":
         optim |= {"policy": "multistep", "policy_params": {"milestones": milestones, "gamma": gamma}}

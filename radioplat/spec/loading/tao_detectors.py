@@ -12,7 +12,7 @@ from typing import Any
 
 from radioplat.errors import Problem
 from radioplat.spec.loading.plain_tree import note, put
-from radioplat.spec.loading.tao_detector_model import detector_model, is_compat
+from radioplat.spec.loading.tao_detector_model import detector_model, is_compat, levels_of
 from radioplat.spec.loading.tao_detector_run import detector_run
 from radioplat.spec.loading.tao_dino import DINO
 from radioplat.spec.loading.tao_rtdetr import OF_RTDETR, RTDETR
@@ -43,11 +43,11 @@ def accept_detectors(tree: dict[str, Any]) -> list[Problem]:
     if student is None and teacher is None:
         return problems
     fields = RTDETR if _is_rtdetr(tree, [block for block in (student, teacher) if block]) else DINO
-    levels = [block.get("num_feature_levels", 4) for block in (student, teacher) if block is not None]
+    levels = [levels_of(block) for block in (student, teacher) if block is not None]
     coefficient, architecture = 1.0, str((student or {}).get("backbone"))
     if student is not None:
         if fields is DINO:
-            coefficient = student.pop("distillation_loss_coef", 1.0)
+            coefficient = _coefficient(student.pop("distillation_loss_coef", None), problems)
         elif student.pop("load_teacher_enc_dec", False):
             put(tree, "distill.decoder_from_teacher", True)
             put(tree, "distill.encoder_from_teacher", True)
@@ -65,6 +65,12 @@ def accept_detectors(tree: dict[str, Any]) -> list[Problem]:
         distill["bindings"] = list(_bindings(distill["bindings"], names, coefficient, is_compat(tree), problems))
     detector_run(fields.kind, tree, architecture, problems)
     return problems
+
+
+def _coefficient(given: Any, problems: list[Problem]) -> float:
+    if given is not None and type(given) not in (int, float):
+        problems.append(Problem(f"a number is expected here, not {given!r}", "model.distillation_loss_coef"))
+    return given if type(given) in (int, float) else 1.0
 
 
 def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radioplat.errors import Problem
-from radioplat.spec.loading.tao_detector_model import UNREAD, DetectorFields
+from radioplat.spec.loading.tao_detector_model import UNREAD, DetectorFields, levels_of
 
 # TAO's name: arguments of radioplat.models.detectors.dino.dino.DinoConfig.
 _OPTIONS = {
@@ -43,7 +43,7 @@ _ONLY: dict[str, Any] = {
     "embed_init_tgt": True,
     "fix_refpoints_hw": -1,
     # Maps of strides 8, 16 and 32; index 4 and above stand for the levels that a convolution adds.
-    "return_interm_indices": lambda block: list(range(1, 1 + block.get("num_feature_levels", 4))),
+    "return_interm_indices": lambda block: list(range(1, 1 + levels_of(block))),
     "no_interm_box_loss": False,
     "aux_loss": True,
     "dilation": False,

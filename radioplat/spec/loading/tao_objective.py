@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from radioplat.spec.loading.plain_tree import get, note, put
-from radioplat.spec.loading.tao_detector_run import LEARNING_RATES, SCHEDULES
+from radioplat.spec.loading.tao_detector_run import BACKBONE_RATES, LEARNING_RATES, SCHEDULES
 
 TAO = "tao"
 _MAPS = ("spatial", "combo")
@@ -83,9 +83,10 @@ def _accept_detector(tree: dict[str, Any]) -> None:
     if isinstance(optim, dict) and not optim.keys() & {"policy", "policy_params"}:
         put(tree, "train.optim.policy", "multistep")
         put(tree, "train.optim.policy_params", {"milestones": SCHEDULES[kind]["lr_steps"], "gamma": 0.1})
-    if get(tree, "train.optim.lr") is None:
-        put(tree, "train.optim.lr", LEARNING_RATES[kind])
-        put(tree, "train.optim.lr_mults", {"backbone.": 0.1})
+    put(tree, "train.optim.lr", LEARNING_RATES[kind])
+    whole = get(tree, "train.optim.lr")
+    if type(whole) in (int, float) and whole and not str(get(tree, "model.backbone.type")).startswith("vit"):
+        put(tree, "train.optim.lr_mults", {"backbone.": BACKBONE_RATES[kind] / whole})
     if tree["distill"].get("teacher"):
         put(tree, "distill.binding_form", "tao")
     for path, value in _DETECTION.items():

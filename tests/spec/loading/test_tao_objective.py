@@ -97,7 +97,7 @@ def test_detectors_train_by_the_defaults_of_their_trainer(kind, lr, steps):
     assert train.optim.policy_params == {"milestones": steps, "gamma": 0.1}
     assert distill.binding_form is BindingForm.tao and distill.loss_type is None
     own = load_spec({"compat": "tao", **flat, "train": {"optim": {"lr": 0.5, "policy": "cosine"}}}).train.optim
-    assert (own.lr, own.lr_mults, own.policy.value, own.policy_params) == (0.5, {}, "cosine", {})
+    assert (own.lr, own.lr_mults, own.policy.value, own.policy_params) == (0.5, {"backbone.": lr / 5}, "cosine", {})
 
 
 def test_weights_of_bindings_count_as_in_taos_code():
