@@ -124,10 +124,20 @@ def take_decoder(detector: Detector, path: str | Path) -> None:
 
 
 def _take_encoder(detector: Detector, path: str | Path) -> None:
-    """Load what fits of the encoder of the detector at ``path``: projections of maps of another width do not."""
-    _, theirs = read_detector(path, "distill.encoder_from_teacher")
+    """Load the layers that fit of the encoder of the detector at ``path``: projections of maps of another width do not.
+
+    Raises:
+        WeightsError: it cannot be read, or no layer with weights fits.
+    """
+    where = "distill.encoder_from_teacher"
+    _, theirs = read_detector(path, where)
     own = detector.state_dict()
-    same = {n: t for n, t in theirs.items() if _ENCODER.match(n) and n in own and own[n].shape == t.shape}
+    encoder = {n: t for n, t in theirs.items() if _ENCODER.match(n)}
+    unlike = {n.rpartition(".")[0] for n, t in encoder.items() if n not in own or own[n].shape != t.shape}
+    same = {n: t for n, t in encoder.items() if n.rpartition(".")[0] not in unlike}
+    if not any(n.endswith(".weight") for n in same):
+        hint = "Take its kind and d_model in model.detector, or set it to false."
+        raise WeightsError("no layer of the teacher's encoder fits", where=where, hint=hint)
     detector.load_state_dict(same, strict=False)
 
 

@@ -145,9 +145,10 @@ def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator
         return
     windows = windows_of(spec, student.backbone)
     if len(windows.global_layers) == len(student.backbone.blocks):
-        most = len(student.backbone.blocks) // 2
-        hint = f"Take a num_global of at most {most}, or set prob: 0." if most else "Set prob: 0."
-        yield Problem("no block would be windowed", f"{where}.num_global", hint)
+        most, by_number = len(student.backbone.blocks) // 2, config.num_windowed is None
+        hint = f"Take a num_global of at most {most}, or set prob: 0." if most and by_number else "Set prob: 0."
+        name = "num_global" if by_number else "num_windowed"
+        yield Problem("no block would be windowed", f"{where}.{name}", hint)
         return
     sides = sorted({size // student.stride for size in sizes if size % student.stride == 0})
     fitting = {size for side in sides for size in windows.fitting(side, side)}

@@ -33,7 +33,8 @@ def native_problems(student: Student) -> list[Problem]:
         hint = "Use hf or safetensors; a student with model.backbone.kwargs.final_norm=false has none."
         problems.append(Problem(message, where, hint))
     kwargs = names.resolve(student.architecture.type, student.architecture.kwargs).kwargs
-    unknown = [k for k, v in kwargs.items() if k not in _KNOWN and v not in (None, k == "proj_bias")]
+    defaults = {"proj_bias": True}  # of timm; those of the other arguments are False
+    unknown = [k for k, v in kwargs.items() if k not in _KNOWN and v not in (None, defaults.get(k, False))]
     if unknown:
         message = f"transformers' RadioModel has no setting like model.backbone.kwargs.{', '.join(unknown)}"
         problems.append(Problem(message, where, "Use hf or safetensors."))

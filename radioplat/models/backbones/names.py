@@ -26,7 +26,7 @@ VIT_SIZES: dict[str, dict[str, Any]] = {
 }
 
 _RADIO = re.compile(
-    r"(?:(?P<theirs>c_)?radio(?:_(?:v(?P<version>\d)(?:_\d)?|(?P<early>p\d)))?|radio(?P<sequence>1d))"
+    r"(?:(?P<theirs>c_)?radio(?:_(?:v(?P<version>\d)(?:_\d)?|(?P<early>p[123])))?|radio(?P<sequence>1d))"
     r"_vit_(?P<size>[a-z0-9]+)_patch(?P<patch>\d+)"
     # the training size, like 224, does not change the structure
     r"(?:_\d{3,4})?(?:_reg(?P<reg>\d+))?(?P<dinov2>_dinov2)?(?P<mlp_norm>_mlpnorm)?"
@@ -112,15 +112,15 @@ def resolve(name: str, kwargs: dict[str, Any] | None = None, where: str = "model
         implied: dict[str, Any] = {**VIT_SIZES[size], "patch_size": int(radio["patch"])}
         if radio["reg"]:
             implied["num_registers"] = int(radio["reg"])
+        if radio["mlp_norm"]:
+            implied["mlp_norm"] = True
+        if radio["dinov2"] and (radio["theirs"] or radio["version"] or radio["sequence"]):
+            implied["init_values"] = _LAYER_SCALE
         version = radio["version"] or radio["early"]
         if not (radio["theirs"] or version):
             return Architecture(True, name, {**implied, **kwargs}, sequence=bool(radio["sequence"]))
         tokens, spoken, multiple = _TOKENS.get(version, _USUAL_TOKENS)
         implied |= _THEIRS | {"register_multiple": multiple}
-        if radio["dinov2"]:
-            implied["init_values"] = _LAYER_SCALE
-        if radio["mlp_norm"]:
-            implied["mlp_norm"] = True
         return Architecture(True, name, {**implied, **kwargs}, tokens, tuple(range(spoken)))
     for pattern, module in _EXTENSIONS:
         if re.fullmatch(pattern, name):

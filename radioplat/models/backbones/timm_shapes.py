@@ -54,6 +54,7 @@ def build(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    importlib.import_module("radioplat.models.backbones.fan.fan")  # registers its models with timm
+    for module in ("names", "fan.fan"):  # they register models with timm
+        importlib.import_module(f"radioplat.models.backbones.{module}")
     models = build(timm.list_models())
     _TABLE.write_text(json.dumps({"timm": timm.__version__, "models": models}, indent=0, sort_keys=True) + "\n")

@@ -220,8 +220,10 @@ def _native_args(config: dict[str, Any], path: str, where: str) -> dict[str, Any
     if unlike := [f"{k}={config[k]!r}" for k, value in expected.items() if config.get(k, value) != value]:
         message = f"{path}: a RadioModel with {', '.join(unlike)} is not known here"
         raise WeightsError(message, where=where, hint=_ANOTHER)
-    slots = config.get("summary_idxs") or [0, 1]
-    teachers = [{"name": f"class_token_{i}", "use_summary": i in slots} for i in range(config["num_cls_tokens"])]
+    slots, count = config.get("summary_idxs") or [0, 1], config["num_cls_tokens"]
+    if type(count) is not int or not isinstance(slots, list):
+        raise WeightsError(f"{path}: num_cls_tokens must be a number and summary_idxs a list", where=where)
+    teachers = [{"name": f"class_token_{i}", "use_summary": i in slots} for i in range(count)]
     return {"model_kwargs": {"num_heads": config.get("num_attention_heads", 16)}, "teachers": teachers}
 
 

@@ -42,6 +42,7 @@ _TOWERS: dict[str, tuple[str, str, str]] = {
 LOADING = dict(local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True)
 Result = TypeVar("Result")
 _MOST_PREFIX = 32  # maximum number of class tokens and registers; a model with more is no ViT
+_SMALL_PREFIX = 8  # the same for a model without a patch size
 
 
 class HfTeacher(Adapter):
@@ -161,8 +162,10 @@ def _grid(shape: torch.Size, size: int, patch: int) -> tuple[int, int]:
     if len(shape) == 4:
         return max(1, round(size / shape[2])), 0
     side = size // patch if patch else math.isqrt(shape[1])
-    if 0 <= shape[1] - side * side <= _MOST_PREFIX:
-        return patch or max(1, round(size / side)), shape[1] - side * side
+    # Without a patch size the map's side has to divide the image's, and the prefix to be small.
+    fits = patch or (size % side == 0 and shape[1] - side * side <= _SMALL_PREFIX)
+    if fits and 0 <= shape[1] - side * side <= _MOST_PREFIX:
+        return patch or size // side, shape[1] - side * side
     side = math.isqrt(shape[1])
     if side * side != shape[1]:
         raise ValueError(f"its {shape[1]} tokens are no map")
