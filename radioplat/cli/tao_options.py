@@ -36,6 +36,11 @@ _OPTIONS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
         ("--gpus", "--num_gpus"): {"field": "evaluate.num_gpus", "metavar": "N"},
         ("-m", "--model"): {"field": "evaluate.checkpoint", "metavar": "CHECKPOINT"},
     },
+    "inference": {
+        **_COMMON,
+        ("-m", "--model"): {"field": "inference.checkpoint", "metavar": "CHECKPOINT"},
+        ("--gpus", "--num_gpus"): {"note": "images are computed by one process", "metavar": "N"},
+    },
     "export": {
         **_COMMON,
         ("-m", "--model"): {"field": "export.checkpoint", "metavar": "CHECKPOINT"},
@@ -54,6 +59,7 @@ class _Option(argparse.Action):
 
     def __init__(self, option_strings, dest, field="", note="", refusal="", **rest) -> None:
         text = f"TAO's: {field}" if field else f"TAO's: {note or refusal}"
+        rest = {"metavar": "VALUE", **rest} if refusal else rest
         super().__init__(option_strings, "tao_options", **{"default": (), "help": text, **rest})
         self.field, self.note, self.refusal = field, note, refusal
 
@@ -61,6 +67,8 @@ class _Option(argparse.Action):
         if self.refusal:
             raise argparse.ArgumentError(self, self.refusal)
         text = self.const if self.nargs == 0 else values
+        if not text:
+            raise argparse.ArgumentError(self, "a value is needed")
         namespace.tao_options = (*namespace.tao_options, (option_string, self.field, text, self.note))
 
 
@@ -81,9 +89,15 @@ def with_tao_options(args: argparse.Namespace) -> argparse.Namespace:
         if note:
             terminal.note(f"{option}: {note}")
             continue
-        if twice := next((each for each in args.overrides if each.partition("=")[0].lstrip("+") == field), None):
+        if twice := next((each for each in args.overrides if _sets(each, field)), None):
             raise SpecError(f"{option} sets it, and {twice} does too", where=field, hint="Leave one of the two out.")
         overrides.append(f"{field}={json.dumps(text, ensure_ascii=False) if field.endswith(_PATHS) else text}")
     if overrides:
         args.overrides = [*overrides, *args.overrides]
     return args
+
+
+def _sets(override: str, field: str) -> bool:
+    """Return True if ``override`` sets ``field``, or the section that it is in."""
+    path = override.partition("=")[0].lstrip("+")
+    return field == path or field.startswith(f"{path}.")

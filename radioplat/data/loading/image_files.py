@@ -91,7 +91,7 @@ def given_images(images: Any) -> list[ImageFile]:
     for i, image in enumerate(images):
         if isinstance(image, (str, os.PathLike)):
             files.append(ImageFile(shown_name(str(image)), absolute(str(image))))
-        elif isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        elif isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,) and image.size:
             files.append(ImageFile(str(i), rgb=np.ascontiguousarray(image)))
         else:
             given = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.loading.image_files import given_images
@@ -54,11 +57,8 @@ def embed(model: Model, images: Any, *, maps: bool = False, size: int | None = N
     Raises:
         RadioplatError: the model cannot be opened or is a detector, or no image can be read.
     """
-    opened = _opened(model, size)
-    if opened.encode is None:
-        hint = "Use radioplat.predict, or give the student that it was built on."
-        raise RadioplatError("this is a detector, and has boxes instead of features", where="model", hint=hint)
-    rows = _run(opened, images, batch_size, top_k=1, maps=maps)
+    with _mode_of(model):
+        rows = _features(_opened(model, size), images, batch_size, maps)
     known = next(row for row in rows if not row.error)
     assert known.summary is not None
     return Embeddings(
@@ -67,6 +67,13 @@ def embed(model: Model, images: Any, *, maps: bool = False, size: int | None = N
         spatial=None if known.spatial is None else _stacked([row.spatial for row in rows], known.spatial),
         errors={i: row.error for i, row in enumerate(rows) if row.error},
     )
+
+
+def _features(opened: InferenceModel, images: Any, batch_size: int, maps: bool) -> list[Prediction]:
+    if opened.encode is None:
+        hint = "Use radioplat.predict, or give the student that it was built on."
+        raise RadioplatError("this is a detector, and has boxes instead of features", where="model", hint=hint)
+    return _run(opened, images, batch_size, top_k=1, maps=maps)
 
 
 def predict(
@@ -87,11 +94,23 @@ def predict(
     Raises:
         RadioplatError: the model cannot be opened or neither detects nor classifies, or no image can be read.
     """
-    opened = _opened(model, size)
-    if opened.encode is not None and not opened.classifies:
-        hint = "Use radioplat.embed for its features."
-        raise RadioplatError("this student has no classifier", where="model", hint=hint)
-    return [replace(row, summary=None) for row in _run(opened, images, batch_size, top_k, maps=False)]
+    with _mode_of(model):
+        opened = _opened(model, size)
+        if opened.encode is not None and not opened.classifies:
+            hint = "Use radioplat.embed for its features."
+            raise RadioplatError("this student has no classifier", where="model", hint=hint)
+        return [replace(row, summary=None) for row in _run(opened, images, batch_size, top_k, maps=False)]
+
+
+@contextlib.contextmanager
+def _mode_of(model: Model) -> Iterator[None]:
+    """Let a model that was opened before be in training mode afterwards, if it was."""
+    training = getattr(model, "training", False)
+    try:
+        yield
+    finally:
+        if training and isinstance(model, nn.Module):
+            model.train()
 
 
 def _opened(model: Model, size: int | None) -> InferenceModel:
@@ -103,8 +122,9 @@ def _opened(model: Model, size: int | None) -> InferenceModel:
 
 
 def _run(model: InferenceModel, images: Any, batch_size: int, top_k: int, maps: bool) -> list[Prediction]:
-    if batch_size < 1:
-        raise RadioplatError(f"must be at least 1, not {batch_size}", where="batch_size")
+    for name, number in (("batch_size", batch_size), ("top_k", top_k)):
+        if number < 1:
+            raise RadioplatError(f"must be at least 1, not {number}", where=name)
     threads = decode_threads(Spec().dataset.workers)
     with limit_torch_threads(threads):
         batches = infer(model, given_images(images), batch_size, top_k=top_k, threads=threads)

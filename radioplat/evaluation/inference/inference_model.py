@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from radioplat.evaluation.models.evaluated_model import Encoder, student_encoder
 from radioplat.evaluation.models.view_sizes import size_problems
 from radioplat.models.detectors.base import Detector
 from radioplat.models.model_kind import ModelKind
-from radioplat.models.student.student import Student
+from radioplat.models.student.student import Student, classes_differ
 from radioplat.spec.schema.evaluate import ModelEntry
 from radioplat.spec.schema.root import Spec
 
@@ -58,9 +59,9 @@ def open_inference_model(spec: Spec, path: Path, field: str) -> InferenceModel:
         detector = open_detector(spec, entry, where, device, field)
         if detector.detect is None:
             raise EngineError(detector.absent, where=field)
-        names = detector.class_names or classes
-        if names and len(names) != detector.num_classes:
-            message = f"{len(names)} classes are named, and {path} has {detector.num_classes}"
+        names = _names(detector.class_names, classes)
+        if not detector.class_names and classes and len(classes) != detector.num_classes:
+            message = f"{len(classes)} classes are named, and {path} has {detector.num_classes}"
             raise SpecError(message, where="dataset.classes")
         return InferenceModel(field, detector.kind, detector.size, detect=detector.detect, class_names=names)
     student = open_listed(spec, entry, where, device, torch.get_num_threads(), field)
@@ -73,8 +74,20 @@ def open_inference_model(spec: Spec, path: Path, field: str) -> InferenceModel:
         size=student.evaluated.size,
         encode=student.evaluated.encode,
         classifies=student.classifies,
-        class_names=(own or classes) if student.classifies else (),
+        class_names=_names(own, classes) if student.classifies else (),
     )
+
+
+def _names(own: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return a model's own names of its classes, or those of ``dataset.classes``.
+
+    Raises:
+        SpecError: both are known, and differ.
+    """
+    if own and given and tuple(own) != tuple(given):
+        message = f"the model has other classes: {classes_differ(own, given)}"
+        raise SpecError(message, where="dataset.classes", hint="Leave it out: the names are in the checkpoint.")
+    return tuple(own or given)
 
 
 def loaded_model(model: Student | Detector, size: int | None) -> InferenceModel:

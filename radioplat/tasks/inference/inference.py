@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 
-TABLE = "predictions.parquet"
+TABLE, RESULT, PICTURES = "predictions.parquet", "result.csv", "pictures.png"
 Progress = Callable[[int, int], None] | None
 
 
@@ -89,7 +91,7 @@ def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceR
     threads = decode_threads(dataset.workers)
     errors, first, done, shown = Counter[str](), "", 0, list[tuple[ImageView, Prediction]]()
     shared = shared_stems(image.name for image in images)
-    with limit_torch_threads(threads), _files(folder, model, spec, shared) as write:
+    with limit_torch_threads(threads), _files(folder.path, model, spec, shared) as write:
         batches = infer(
             model,
             images,
@@ -111,7 +113,7 @@ def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceR
             message = f"none of the {done} images can be read; {first}"
             raise DataError(message, where=IMAGES)
     if shown:
-        with written_aside(folder.path / "pictures.png") as aside:
+        with written_aside(folder.path / PICTURES) as aside:
             aside.write_bytes(predictions_panel(shown, config.conf_threshold))
     ignored = {name: why for name, why in spec.without_effect.items() if name.startswith("inference.")}
     return InferenceResult(path, model.kind, folder.path / TABLE, done, dict(errors), first, ignored)
@@ -119,16 +121,23 @@ def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceR
 
 @contextlib.contextmanager
 def _files(
-    folder: TaskFolder, model: InferenceModel, spec: Spec, shared: Collection[str]
+    folder: Path, model: InferenceModel, spec: Spec, shared: Collection[str]
 ) -> Iterator[Callable[[Sequence[tuple[ImageView, Prediction]]], None]]:
-    """Yield a function that appends a batch to the table and TAO's files; they are removed if the block raises."""
+    """Yield a function that appends a batch to the table and TAO's files.
+
+    They get their names at the end of the block, and then those of an earlier run are gone. If the block raises,
+    nothing changes.
+    """
+    labels, aside = folder / "labels", folder / f".labels.{os.getpid()}"
     with contextlib.ExitStack() as stack:
-        aside = stack.enter_context(written_aside(folder.path / TABLE))
-        table = stack.enter_context(contextlib.closing(TableWriter(aside, columns_of(model, spec.inference.maps))))
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
+        path = stack.enter_context(written_aside(folder / TABLE))
+        table = stack.enter_context(contextlib.closing(TableWriter(path, columns_of(model, spec.inference.maps))))
         result_csv = None
         if model.classifies:
-            aside = stack.enter_context(written_aside(folder.path / "result.csv"))
-            result_csv = ResultCsv(stack.enter_context(aside.open("w", newline="", encoding="utf-8", errors="replace")))
+            path = stack.enter_context(written_aside(folder / RESULT))
+            file = path.open("w", newline="", encoding="utf-8", errors="replace")
+            result_csv = ResultCsv(stack.enter_context(file))
 
         def add(batch: Sequence[tuple[ImageView, Prediction]]) -> None:
             rows = [row for _, row in batch]
@@ -136,6 +145,11 @@ def _files(
             if result_csv is not None:
                 result_csv.add(batch)
             if model.detect is not None:
-                write_kitti(folder.path / "labels", rows, spec.inference.conf_threshold, shared)
+                write_kitti(aside, rows, spec.inference.conf_threshold, shared)
 
         yield add
+        shutil.rmtree(labels, ignore_errors=True)
+        if aside.is_dir():
+            aside.rename(labels)
+        for stale in (folder / RESULT, folder / PICTURES):
+            stale.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from typing import TextIO
 
 from radioplat.data.loading.image_files import ImageView
 from radioplat.evaluation.inference.infer import Prediction
-from radioplat.tracking.results import write_atomic
 
 
 class ResultCsv:
@@ -42,7 +41,9 @@ def write_kitti(folder: Path, rows: Sequence[Prediction], threshold: float, shar
             corners = " ".join(f"{corner:.3f}" for corner in row.boxes[i].tolist())
             lines.append(f"{row.shown_class(i)} 0.00 0 0.00 {corners} {'0.00 ' * 7}{row.scores[i]:.3f}\n")
         stem = str(Path(row.name).with_suffix(""))
-        write_atomic(folder / f"{row.name if stem in shared else stem}.txt", "".join(lines))
+        path = folder / f"{row.name if stem in shared else stem}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 def shared_stems(names: Iterable[str]) -> set[str]:

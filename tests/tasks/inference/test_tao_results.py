@@ -37,6 +37,17 @@ def test_a_name_that_is_not_utf_8_is_shown_and_read(tmp_path):
     assert image.name.encode() and "\ufffd" in image.name and Path(image.path).is_file()
 
 
+def test_a_model_in_memory_stays_in_its_mode_and_keeps_its_tokens():
+    kwargs = {"embed_dim": 16, "depth": 2, "num_heads": 2}
+    student = Student(StudentArchitecture("radio1d_vit_tiny_patch16", kwargs, img_size=64)).train()
+    student.backbone.num_tokens = 1
+    images = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), np.uint8)
+    one = radioplat.embed(student, images).summary
+    assert student.training and student.backbone.num_tokens == 1
+    student.backbone.num_tokens = None
+    assert np.abs(one - radioplat.embed(student, images).summary).max() > 0.01
+
+
 def test_no_batch_is_no_batch_size():
     student = Student(StudentArchitecture("test_vit", img_size=64))
     with pytest.raises(RadioplatError, match="at least 1, not 0"):

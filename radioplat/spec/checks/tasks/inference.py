@@ -24,6 +24,6 @@ def inference_image_problems(spec: Spec) -> Iterator[Problem]:
     split = spec.dataset.test_dataset
     if not split.images_dir:
         yield Problem("inference needs a folder of images", IMAGES, "Images in its sub-folders are read, too.")
-    names = ("tar_data_sources", "native_resolution_filter", "dedup", "reject_uniform_color")
+    names = ("tar_data_sources", "coco", "native_resolution_filter", "dedup", "reject_uniform_color")
     message = "inference reads every image of images_dir, and nothing else"
     yield from unused_fields(split, names, "dataset.test_dataset", message, "Leave it out for this command.")
