@@ -15,6 +15,7 @@ from radioplat.compression.pruning.prunable_parts import attentions
 from radioplat.compression.pruning.rebuild import all_kept, original_name, rebuild, update_sizes
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
+from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.detectors.base import BACKBONE, Detector
 from radioplat.models.heads import AttentionHead
 from radioplat.models.modifiers.reshaping import keep_children
@@ -88,6 +89,9 @@ def _(
     require_plain(student.architecture)
     small = _copy(student)
     kept: dict[str, list[int]] = {}
+    if config.blocks and isinstance(student.backbone, Radio1D):
+        message = "the blocks of a radio1d_vit_* stand at numbered places, where tokens are merged and split"
+        raise SpecError(message, where="prune.blocks", hint="Set it to 0; channels and heads can be pruned.")
     if config.blocks:
         assert images is not None
         kept = drop_blocks(small, config.blocks, images)

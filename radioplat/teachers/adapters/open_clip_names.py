@@ -63,7 +63,7 @@ def text_tower(type_name: str) -> str:
         The name, then a colon and the tag; empty if ``type_name`` does not determine the weights.
     """
     if match := _OPEN_CLIP.fullmatch(type_name):
-        side = f"-{match[5]}" if match[5] else ""
+        side = f"-{match[5]}" if match[5] not in (None, "224") else ""
         model = f"ViT-{match[1]}-{match[2]}{match[4] or ''}{side}"
         tag = "webli" if match[4] else _ONLY.get(model, "")
     elif (match := _TIMM.fullmatch(type_name)) and match[1] in _LETTERS:

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
+from radioplat.compression.pruning.prune import dry_run
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.exporting.weights.export import export_weights
@@ -15,6 +16,7 @@ from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.export import ExportFormat
+from radioplat.spec.schema.prune import PruneConfig
 
 TINY = dict(patch_size=8, embed_dim=16, depth=3, num_heads=2, num_class_tokens=2, num_registers=2, cpe_max_size=64)
 
@@ -136,3 +138,11 @@ def _ours(name: str) -> str:
     }
     theirs = next((theirs for theirs in names if name.startswith(theirs)), "")
     return names.get(theirs, "") + name.removeprefix(theirs)
+
+
+def test_channels_are_pruned_and_blocks_are_not():
+    kwargs = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+    architecture = StudentArchitecture("radio1d_vit_tiny_patch16", kwargs, img_size=64)
+    dry_run(architecture, PruneConfig(amount=0.3))
+    with pytest.raises(SpecError, match="numbered places"):
+        dry_run(architecture, PruneConfig(blocks=1))
