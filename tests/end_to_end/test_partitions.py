@@ -126,9 +126,11 @@ def test_each_partition_draws_its_sizes_and_draws_them_again_after_a_kill(short,
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
     shown.clear()
     again = distil(killed)
-    assert again.result.resumed_from == 2 and shown == {n: seen for n, seen in before.items() if n >= 2 * G}
+    # The event of step 3 may reach the callback after step 4 has been saved: the run goes on from either.
+    done = again.result.resumed_from
+    assert done in (2, 4) and shown == {n: seen for n, seen in before.items() if n >= done * G}
     assert ids_by_step(again.folder) == ids
-    assert again.losses == pytest.approx({step: whole.losses[step] for step in (3, 4, 5, 6)}, rel=1e-6)
+    assert again.losses == pytest.approx({step: whole.losses[step] for step in range(done + 1, 7)}, rel=1e-6)
 
 
 def test_one_partition_of_everything_is_none(short, distil, tmp_path):
