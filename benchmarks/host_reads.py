@@ -1,9 +1,10 @@
 """How often does a step wait for the device? Counted on a CPU by a program that imports nothing of radioplat.
 
-``python -m benchmarks.host_reads``: `benchmarks.judges.host_reads` runs ``radioplat distill`` for small students (a RADIO
-ViT, a CNN with BatchNorm) with two teachers in this process's place, four micro-batches a step, and counts what would
-wait for a GPU. The last line on stdout is one JSON object with, for each student, ``reads_a_step`` (of radioplat; the
-target is 1), ``reads_a_micro_batch``, ``reads_a_step_of_others`` (DeepSpeed, torch) and their places.
+``python -m benchmarks.host_reads``: `benchmarks.judges.host_reads` runs ``radioplat distill`` for small students (a
+RADIO ViT, a CNN with BatchNorm) with two teachers, four micro-batches a step, and counts what would wait for a GPU.
+Teachers run in the same process, without a feature cache. The last line on stdout is one JSON object with, for each
+student, ``reads_a_step`` (of radioplat; the target is 1), ``reads_a_micro_batch``, ``reads_a_step_of_others``
+(DeepSpeed, torch) and their places.
 """
 
 from __future__ import annotations
@@ -39,7 +40,15 @@ def main() -> None:
         for name, student in STUDENTS.items():
             spec = folder / f"{name}.json"
             spec.write_text(json.dumps(_spec(folder, name, student)), encoding="utf-8")
-            command = [sys.executable, "-m", "benchmarks.judges.host_reads", "radioplat.cli.main:main", "distill", "-e", str(spec)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.judges.host_reads",
+                "radioplat.cli.main:main",
+                "distill",
+                "-e",
+                str(spec),
+            ]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             counted = json.loads(done.stdout.strip().splitlines()[-1])
             counted["reads_a_micro_batch"] = round(counted["reads_a_step"] / counted["micro_batches_a_step"], 3)
@@ -90,6 +99,7 @@ def _spec(folder: Path, name: str, student: dict[str, Any]) -> dict[str, Any]:
         },
         "train": {"global_batch_size": BATCH * MICRO_BATCHES, "num_epochs": 1, "max_steps": STEPS},
         "distill": {"teacher": teachers},
+        "feature_cache": {"enabled": False},
         "cluster": {"mode": "local"},
     }
 

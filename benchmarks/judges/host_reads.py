@@ -1,10 +1,10 @@
 """How often does a training loop wait for its device, and what does it send? Imports nothing of radioplat.
 
-``python -m benchmarks.judges.host_reads MODULE:FUNCTION [ARGUMENT ...]`` calls the function, a command line's entry point,
-with these arguments on a CPU and counts, in the thread that calls the optimizer, what would wait for a GPU: numbers and
-arrays that Python reads out of tensors (``item``, ``tolist``, ``numpy``, ``cpu``, comparisons in an ``if``) and operators
-whose result has a size that depends on the data (``nonzero``, boolean masks). Also collectives of torch.distributed, and
-CPU seconds of that thread outside torch's operators.
+``python -m benchmarks.judges.host_reads MODULE:FUNCTION [ARGUMENT ...]`` calls the function, a command line's entry
+point, with these arguments on a CPU and counts, in the thread that calls the optimizer, what would wait for a GPU:
+numbers and arrays that Python reads out of tensors (``item``, ``tolist``, ``numpy``, ``cpu``, comparisons in an ``if``)
+and operators whose result has a size that depends on the data (``nonzero``, boolean masks). It also counts collectives
+of torch.distributed.
 
 Steps are counted by the optimizer, micro-batches by calls of ``backward``; the first two steps and the last are left
 out. A read belongs to the innermost frame of a package; ``--own`` names the package whose reads are judged (default:
@@ -155,9 +155,11 @@ def _short(path: str) -> str:
     start = parts.index("site-packages") + 1 if "site-packages" in parts else 0
     found = parts[start:]
     for i in range(len(found) - 1, -1, -1):
-        if not start and (Path(*found[: i + 1]) / "__init__.py").exists() and not (
-            Path(*found[:i]) / "__init__.py"
-        ).exists():
+        if (
+            not start
+            and (Path(*found[: i + 1]) / "__init__.py").exists()
+            and not (Path(*found[:i]) / "__init__.py").exists()
+        ):
             return "/".join(found[i:])
     return "/".join(found)
 

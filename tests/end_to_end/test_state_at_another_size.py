@@ -85,6 +85,7 @@ def open_worker(run, rank: int, world: int):
     from radioplat.training.accounting.attempt_clock import AttemptClock
     from radioplat.training.accounting.cost_meter import CostMeter
     from radioplat.training.checkpoints.persistence import Persistence
+    from radioplat.training.guards.pause import Pauses
     from radioplat.training.loop.trainer import Trainer
     from radioplat.training.watch.phases import Phases
     from radioplat.training.watch.rank_context import RankContext
@@ -95,7 +96,7 @@ def open_worker(run, rank: int, world: int):
     state, clock = persistence.state, AttemptClock(run, rank)
     clock.begin(state)
     accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False, costs=meter.costs)
-    outer = (clock, meter, accounts, Phases(), (0, ""))
+    outer = (clock, meter, accounts, Pauses(), Phases(), (0, ""))
     worker = Trainer(run, RankContext(rank, world, torch.device("cpu")), persistence, *outer)
     worker.build_engine()
     return worker, clients
@@ -106,14 +107,13 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.data.loading.run_data import open_reader
     from radioplat.data.loading.threads import load_micro_batches
     from radioplat.training.feed.feeder import Feeder
-    from radioplat.training.guards.pause import Pauses
 
     worker, clients = open_worker(run, rank, world)
     schedule = run.micro_batch_schedule(world)
     wanted = [n for step in range(run.total_steps) for n in schedule.of_rank(step, rank)]
     batches = load_micro_batches(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
-        worker.train(feeder, Pauses())
+        worker.train(feeder)
         return everything(worker)
 
 

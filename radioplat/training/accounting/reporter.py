@@ -43,14 +43,12 @@ class Reporter(StepHook):
         if not self._active:
             return
         run, step = self._run, record.step
-        self._mean_seconds = (
-            record.seconds if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * record.seconds
-        )
+        self._mean_seconds = record.period if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * record.period
         kpi = {
             **record.values,
             "lr": record.learning_rate,
-            "images_per_s": run.spec.global_batch_size / record.seconds,
-            "seconds/step": record.seconds,
+            "images_per_s": run.spec.global_batch_size / record.period,
+            "seconds/step": record.period,
             "seconds/wait": record.wait,
             "seconds/wait/data": record.wait_data,
             "seconds/wait/teachers": record.wait_teachers,

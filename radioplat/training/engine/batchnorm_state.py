@@ -35,12 +35,12 @@ class BatchNormStatistics(StepHook):
         layers = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
         self._names, self._layers = list(layers), list(layers.values())
         self._momentum = [m.momentum for m in self._layers]
-        self._sums = [torch.zeros(2, m.num_features, dtype=torch.float64) for m in self._layers]
-        # How often each layer ran: recomputation in backward runs some twice, and a branch may not run at all.
-        self._runs = torch.zeros(len(self._layers), dtype=torch.float64)
-        self.counting = True
+        self._steps = [m.num_batches_tracked.clone() for m in self._layers]
         self._saved = [_buffers(m).float() for m in self._layers]
-        self._steps = [int(m.num_batches_tracked) for m in self._layers]
+        self._sums: list[torch.Tensor] = []  # of this step, on the layers' device from the first forward on
+        # How often each layer ran: recomputation in backward runs some twice, and a branch may not run at all.
+        self._runs = [0] * len(self._layers)
+        self.counting = True
         for i, layer in enumerate(self._layers):
             layer.momentum = 1.0
             layer.register_forward_hook(self._collect(i))
@@ -50,11 +50,15 @@ class BatchNormStatistics(StepHook):
             """Add the statistics of this forward to the sums, and restore the values from the start of the step."""
             if layer.training:
                 if self.counting:
-                    self._sums[i] += _buffers(layer).double().cpu()
+                    self._sums = self._sums or self._zeros()
+                    self._sums[i] += _buffers(layer)
                     self._runs[i] += 1
                 self._restore(i)
 
         return hook
+
+    def _zeros(self) -> list[torch.Tensor]:
+        return [torch.zeros_like(_buffers(layer), dtype=torch.float64) for layer in self._layers]
 
     def _restore(self, i: int) -> None:
         layer = self._layers[i]
@@ -62,7 +66,7 @@ class BatchNormStatistics(StepHook):
         # although backward in training mode does not read them.
         layer.running_mean.data.copy_(self._saved[i][0])
         layer.running_var.data.copy_(self._saved[i][1])
-        layer.num_batches_tracked.fill_(self._steps[i])
+        layer.num_batches_tracked.copy_(self._steps[i])
 
     def sync(self) -> None:
         """Set the state from the current buffers, after a checkpoint was loaded or the dtype or device changed."""
@@ -70,7 +74,7 @@ class BatchNormStatistics(StepHook):
             present, saved = _buffers(layer), self._saved[i].to(layer.running_mean.device)
             # If a buffer equals the saved value rounded to its dtype, keep the saved value, which is more precise.
             self._saved[i] = torch.where(saved.to(present.dtype) == present, saved, present.float())
-            self._steps[i] = int(layer.num_batches_tracked)
+            self._steps[i] = layer.num_batches_tracked.clone()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the statistics by buffer name in fp32; the buffers of a bf16 engine are rounded."""
@@ -89,26 +93,35 @@ class BatchNormStatistics(StepHook):
         self.step(commit=not record.skipped)
 
     def step(self, commit: bool = True) -> None:
-        """Update the buffers from the sums of all ranks; if not ``commit``, discard them. All ranks must call it."""
+        """Update the buffers from the sums of all ranks; if not ``commit``, discard them. All ranks must call it.
+
+        Nothing is read from the device.
+        """
         if not self._layers:
             return
-        packed = torch.cat([s.flatten() for s in self._sums] + [self._runs])
+        sums = self._sums or self._zeros()
+        runs = torch.tensor(self._runs, dtype=torch.float64).to(sums[0].device, non_blocking=True)
+        packed = torch.cat([*(each.flatten() for each in sums), runs])
         if dist.is_initialized() and dist.get_world_size() > 1:
-            packed = packed.to(self._layers[0].running_mean.device)
             dist.all_reduce(packed)
-            packed = packed.cpu()
-        runs, offset = packed[-len(self._layers) :].tolist(), 0
-        for i, layer in enumerate(self._layers):
-            size = 2 * layer.num_features
-            if commit and runs[i]:
-                mean = (packed[offset : offset + size].view(2, -1) / runs[i]).to(self._saved[i])
-                self._steps[i] += 1
-                momentum = 1 / self._steps[i] if self._momentum[i] is None else self._momentum[i]
-                self._saved[i] = (1 - momentum) * self._saved[i] + momentum * mean
+        *sums, runs = packed.split([each.numel() for each in sums] + [len(self._runs)])
+        for i in range(len(self._layers)):
+            if commit:
+                self._update(i, sums[i].view(2, -1), runs[i])
             self._restore(i)
-            self._sums[i].zero_()
-            offset += size
-        self._runs.zero_()
+        self._sums, self._runs = [], [0] * len(self._layers)
+
+    def _update(self, i: int, total: torch.Tensor, runs: torch.Tensor) -> None:
+        """Update one layer's values with the sum of the statistics of ``runs`` forwards; without any, leave them."""
+        ran = runs > 0
+        self._steps[i] = self._steps[i] + ran
+        mean = (total / runs.clamp(min=1)).to(self._saved[i])
+        if (momentum := self._momentum[i]) is None:
+            weight = (1.0 / self._steps[i].clamp(min=1)).to(self._saved[i])
+            updated = (1 - weight) * self._saved[i] + weight * mean
+        else:
+            updated = (1 - momentum) * self._saved[i] + momentum * mean
+        self._saved[i] = torch.where(ran, updated, self._saved[i])
 
 
 def _buffers(layer: _BatchNorm) -> torch.Tensor:

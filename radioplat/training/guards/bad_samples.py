@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-import torch
-
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
 from radioplat.data.images.uniform_color import REASON as UNIFORM_COLOR
@@ -13,7 +11,6 @@ from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import DataError
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
-from radioplat.training.watch.phases import COLLECTIVE, Phases
 
 # The share of bad samples is computed over at least FEWEST samples, so that one bad image does not end a small run, and
 # over at most the last WINDOW: over all samples seen, a long run would reach the limit only after losing days of
@@ -30,22 +27,26 @@ class BadSamples(StepHook):
     Args:
         index: the run's copy of the index; provides the names of samples.
         most: largest share that is accepted (``dataset.max_bad_fraction``).
-        device: device of the tensors in collectives.
-        phases: set to ``collective`` during the all-reduce.
     """
 
     name = "bad_samples"
 
-    def __init__(self, index: ShardIndex, most: float, device: torch.device, phases: Phases) -> None:
-        self._index, self._most, self._device, self._phases = index, most, device, phases
+    def __init__(self, index: ShardIndex, most: float) -> None:
+        self._index, self._most = index, most
         self._samples = self._bad = 0  # in the window, on all ranks
         self._window: deque[tuple[int, int, Counter[str]]] = deque()  # per step: both counts, and this rank's reasons
-        self._fresh = [0, 0]  # samples and bad samples of this rank since the last check
-        self._reasons: Counter[str] = Counter()  # of this rank's bad samples since the last check
+        self._fresh = [0, 0]  # samples and bad samples of this rank in this step
+        self._reasons: Counter[str] = Counter()  # of this rank's bad samples in this step
         self._examples: deque[tuple[int, str]] = deque(maxlen=EXAMPLES)  # the last bad samples of this rank
 
-    def end_micro_batch(self, step: int, batch: Batch) -> None:
+    def begin_step(self, step: int) -> None:
+        """Start new counts."""
+        self._fresh, self._reasons = [0, 0], Counter()
+
+    def begin_micro_batch(self, step: int, batch: Batch) -> None:
         """Count the samples and the bad samples of ``batch``."""
+        if batch.micro_batch < 0:
+            return
         # Images of one colour are left out on request of the spec: they are in the ledger but are not bad.
         faults = {row: why for row, why in batch.faults.items() if why.partition(":")[0] != UNIFORM_COLOR}
         self._fresh[0] += len(batch)
@@ -54,19 +55,22 @@ class BadSamples(StepHook):
             self._reasons[reason.partition(":")[0]] += 1
             self._examples.append((row, reason))
 
+    def sums(self) -> dict[str, float]:
+        """Return the counts of this rank."""
+        return {"samples": self._fresh[0], "bad": self._fresh[1]}
+
     def end_step(self, record: StepRecord) -> None:
-        """Sum the counts over all ranks and check the share of bad samples; every rank must call it.
+        """Check the share of bad samples of all ranks; every rank must call it.
 
         Raises:
             DataError: on every rank, if the share is too high; the message has counts by reason and examples.
         """
-        with self._phases(COLLECTIVE), collectives.mark_agreed():
-            self._check(record.step)
+        with collectives.mark_agreed():
+            samples, bad = (int(record.sums[f"{self.name}/{count}"]) for count in ("samples", "bad"))
+            self._check(record.step, samples, bad)
 
-    def _check(self, step: int) -> None:
-        samples, bad = collectives.total(torch.tensor(self._fresh, dtype=torch.int64, device=self._device)).tolist()
+    def _check(self, step: int, samples: int, bad: int) -> None:
         self._window.append((samples, bad, self._reasons or _NONE))
-        self._fresh, self._reasons = [0, 0], Counter()
         self._samples, self._bad = self._samples + samples, self._bad + bad
         while self._samples - self._window[0][0] >= WINDOW:
             samples, bad, _ = self._window.popleft()

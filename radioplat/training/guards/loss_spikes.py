@@ -49,7 +49,6 @@ class SpikeGuard(StepHook):
     """Compare each step's loss with the median of earlier losses; the result is the same on every rank.
 
     Args:
-        micro_batches: number of micro-batches of a step over all ranks, without padding.
         device: device of the tensors in collectives.
 
     Attributes:
@@ -59,8 +58,8 @@ class SpikeGuard(StepHook):
 
     name = "loss_spikes"
 
-    def __init__(self, config: SpikeConfig, micro_batches: int = 1, device: torch.device | str = "cpu") -> None:
-        self._config, self._micro_batches, self._device = config, micro_batches, device
+    def __init__(self, config: SpikeConfig, device: torch.device | str = "cpu") -> None:
+        self._config, self._device = config, device
         self._losses: list[float] = []
         self.count = 0
         self.trail: Trail = []
@@ -75,8 +74,7 @@ class SpikeGuard(StepHook):
         """If the spec skips spikes: skip the step if its loss over all ranks jumped, before the weights are updated."""
         if self._config.action is not SpikeAction.skip_step:
             return CONTINUE
-        mine = torch.tensor([record.values.get("loss", 0.0)], dtype=torch.float64, device=self._device)
-        jumps = self._agreed(self.is_spike(collectives.total(mine).item() / self._micro_batches))
+        jumps = self._agreed(self.is_spike(record.values.get("loss", 0.0)))
         return StepDecision("its loss jumped", "loss_spike") if jumps else CONTINUE
 
     def end_micro_batch(self, step: int, batch: Batch) -> None:

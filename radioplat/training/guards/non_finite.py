@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
@@ -23,49 +20,40 @@ class NonFiniteGuard(StepHook):
 
     Attributes:
         tripped: True if a term of this step was not finite on any rank.
-        has_weight: True if a sample with weight was found in this step on any rank, in the micro-batches so far.
-        terms: names of the terms of the current micro-batch that were not finite on this rank.
     """
 
     name = "non_finite"
 
     def __init__(self, config: TrainConfig, objective: Objective) -> None:
         self._config, self._objective = config, objective
-        self.tripped = self.has_weight = self._empty = False
-        self.terms: list[str] = []
+        self.tripped = self._empty = False
+        self._weighted = 0  # samples with weight of this rank, in this step
         self._reasons: list[str] = []  # causes that this rank knows
-        self._terms_of_step: list[str] = []
         self._in_a_row = self._empty_in_a_row = 0
 
     def begin_step(self, step: int) -> None:
         """Reset the decision of the last step."""
-        self.tripped = self.has_weight = self._empty = False
-        self._terms_of_step, self._reasons = [], []
+        self.tripped = self._empty = False
+        self._weighted, self._reasons = 0, []
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
-        """Reset the terms of the last micro-batch."""
-        self.terms = []
+        """Count the samples that have weight."""
+        self._weighted += int(np.count_nonzero(batch.weight))
 
     def no_answer(self, reason: str) -> None:
         """Record why a teacher gave no answer in this step; its terms will be NaN."""
         self._reasons.append(reason)
 
-    def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
-        """Check all terms on all ranks, with one copy from the device and one small all-reduce."""
-        names = list(losses)
-        values = torch.stack([losses[name].detach().float() for name in names])
-        bad = [not math.isfinite(value) for value in values.tolist()]
-        weighs = bool(np.any(batch.weight))
-        self.terms = [name for name, wrong in zip(names, bad, strict=True) if wrong]
-        if not collectives.alone():
-            flags = torch.tensor([weighs, *bad], dtype=torch.uint8, device=values.device)
-            weighs, *bad = collectives.maximum(flags).tolist()
-        self.has_weight |= bool(weighs)
-        if any(bad):
+    def sums(self) -> dict[str, float]:
+        """Return the number of this rank's samples that have weight."""
+        return {"weighted": self._weighted}
+
+    def before_update(self, record: StepRecord) -> StepDecision:
+        """Skip the step if a term was not finite in any forward of any rank, or if no sample has weight."""
+        if record.not_finite:
             self.tripped = True
-            self._terms_of_step = [name for name, wrong in zip(names, bad, strict=True) if wrong]
             return StepDecision("a loss term was not finite")
-        if last and not self.has_weight:
+        if not record.sums[f"{self.name}/weighted"]:
             # Even with zero gradients an update would change weights, by weight decay and by the moments.
             self._empty = True
             self._empty_in_a_row += 1
@@ -84,7 +72,7 @@ class NonFiniteGuard(StepHook):
             self._empty_in_a_row = 0
         with collectives.mark_agreed():
             if self.tripped:
-                self._decide(record.step)
+                self._decide(record)
             elif record.moved:
                 self._in_a_row = 0
             elif not record.skipped:
@@ -99,15 +87,16 @@ class NonFiniteGuard(StepHook):
         for name in state["quarantined"]:
             self._objective.quarantine(name)
 
-    def _decide(self, step: int) -> None:
+    def _decide(self, record: StepRecord) -> None:
         """Apply the policy after a loss term was not finite.
 
         Raises:
             TrainingError: as in :meth:`end_step`.
         """
         self._in_a_row += 1
+        step, bad = record.step, record.not_finite
         reasons = dict.fromkeys(reason for reasons in collectives.gather_objects(self._reasons) for reason in reasons)
-        terms = ", ".join(self._terms_of_step) + "".join(f"; {reason}" for reason in reasons)
+        terms = ", ".join(bad) + "".join(f"; {reason}" for reason in reasons)
         policy = self._config.non_finite
         if policy is NonFinitePolicy.fail:
             raise TrainingError(
@@ -117,7 +106,7 @@ class NonFiniteGuard(StepHook):
             )
         if policy is NonFinitePolicy.quarantine_teacher:
             teachers = {teacher.name for teacher in self._objective.teachers}  # none in training on labels
-            for name in teachers.intersection(t.split("/")[1] for t in self._terms_of_step if t.startswith("loss/")):
+            for name in teachers.intersection(t.split("/")[1] for t in bad if t.startswith("loss/")):
                 self._objective.quarantine(name)
             if teachers and teachers == self._objective.quarantined:
                 raise TrainingError(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")

@@ -14,12 +14,11 @@ import os
 import threading
 import time
 
-import torch
-import torch.distributed as dist
-
 from radioplat.common import collectives
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import StepRecord
 
-CAUSES = ("", "resized", "drained", "stopped")  # by the number in the all-reduce; the largest takes effect
+CAUSES = ("", "resized", "drained", "stopped")  # the last of those that are asked for takes effect
 _LOOK_S = 1.0  # between two checks for Ray's notices
 _request: tuple[int, str] = (0, "")  # of this process; set in a thread other than the training thread
 _stepping = False  # True once training in this process has reached its first step
@@ -55,33 +54,30 @@ def ask_to_stop(detail: str = "") -> None:
     ask_to_pause("stopped", detail)
 
 
-class Pauses:
-    """Find out if the ranks are asked to stop, by an asynchronous all-reduce of one number during each step.
+class Pauses(StepHook):
+    """Find out if the ranks are asked to stop: their requests travel with the sums of each step."""
 
-    Every rank creates one in the training thread, and calls :meth:`begin_step` and :meth:`requested` at each step.
-    """
+    name = "pauses"
 
     def __init__(self) -> None:
         global _request, _stepping
         _request, _stepping = (0, ""), False
-        self._channel = collectives.open_channel()
-        self._number = torch.zeros(1, dtype=torch.int64)
-        self._work: dist.Work | None = None
 
-    def begin_step(self) -> None:
-        """Start the all-reduce of this rank's request."""
+    def begin_step(self, step: int) -> None:
+        """Remember that training has reached its first step."""
         global _stepping
         _stepping = True
-        self._number[0] = _request[0]
-        if self._channel is not None:
-            self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, group=self._channel, async_op=True)
 
-    def requested(self) -> Paused | None:
+    def sums(self) -> dict[str, float]:
+        """Return this rank's request."""
+        return {CAUSES[_request[0]]: 1.0} if _request[0] else {}
+
+    def requested(self, record: StepRecord) -> Paused | None:
         """Return, after a step, the exception to raise, with the same cause on every rank; None to continue."""
-        if self._work is not None:
-            self._work.wait()
-        cause = CAUSES[_request[0] if self._channel is None else int(self._number[0])]
-        return Paused(cause, _request[1]) if cause else None
+        causes = [place for place, cause in enumerate(CAUSES) if record.sums.get(f"{self.name}/{cause}")]
+        if collectives.alone():
+            causes.append(_request[0])  # also of a request since then
+        return Paused(CAUSES[max(causes)], _request[1]) if any(causes) else None
 
 
 def is_stepping() -> bool:

@@ -15,10 +15,12 @@ class StepHook:
     """Callbacks for the steps of one rank; the methods of this base class do nothing.
 
     Every rank calls the methods in this order: ``begin_step``; for each of its micro-batches ``begin_micro_batch``,
-    ``losses`` once, or once per piece if micro-batches are split to save memory, and ``end_micro_batch``;
-    ``before_update`` after the last backward; ``end_step`` after the optimizer step; ``after_step`` and ``figures``
-    once the record is reduced over all ranks. All methods may use collectives, except ``end_micro_batch``: it is not
-    called for padding, so ranks call it a different number of times.
+    ``losses`` once, or once per piece if micro-batches are split to save memory, and ``end_micro_batch``; ``sums``
+    after the last forward, which the ranks add up together with the losses; ``before_update`` after the last backward;
+    ``end_step`` after the optimizer step; ``after_step`` and ``figures``. All methods may use collectives, except
+    ``end_micro_batch``: it is not called for padding, so ranks call it a different number of times.
+
+    A hook that reads a tensor of the device makes the host wait for it. ``record`` has losses and ``sums`` on the host.
 
     Attributes:
         name: key of the hook's state in checkpoints.
@@ -55,11 +57,18 @@ class StepHook:
     def end_micro_batch(self, step: int, batch: Batch) -> None:
         """Called when the samples of ``batch`` are consumed, also in a skipped step; not called for padding."""
 
+    def sums(self) -> dict[str, float]:
+        """Return numbers of this rank's step that are added up over all ranks, for ``record.sums``; {} if none.
+
+        The last micro-batch has begun, and has not ended.
+        """
+        return {}
+
     def before_update(self, record: StepRecord) -> StepDecision:
         """Decide after the last backward, before the update, if the step is skipped; all ranks must decide the same.
 
         Args:
-            record: contains the losses of this rank, summed over its micro-batches.
+            record: contains the means and sums over all ranks.
         """
         return CONTINUE
 
@@ -70,7 +79,7 @@ class StepHook:
         """
 
     def after_step(self, record: StepRecord) -> None:
-        """Called when ``record`` contains the means and sums over all ranks."""
+        """Called at the very end of the step; ``record`` is complete."""
 
     def figures(self) -> dict[str, float]:
         """Return figures of the step, by name, for status.json, TensorBoard and W&B."""
@@ -128,6 +137,10 @@ class StepHooks(StepHook):
         """See :class:`StepHook`."""
         for hook in self._hooks:
             hook.end_micro_batch(step, batch)
+
+    def sums(self) -> dict[str, float]:
+        """Return the hooks' numbers as ``<hook>/<name>``."""
+        return {f"{hook.name}/{name}": number for hook in self._hooks for name, number in hook.sums().items()}
 
     def before_update(self, record: StepRecord) -> StepDecision:
         """Return the first decision to skip; later hooks are not called."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
-import torch
+import torch.distributed as dist
 
 from radioplat.common import collectives
 from radioplat.teachers.serving.packed_features import Packed
+from radioplat.training.hooks.step_sums import LOSS, StepSums
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,20 @@ CONTINUE = StepDecision()
 
 @dataclass
 class StepRecord:
-    """The figures of one step.
+    """The figures of one step: of this rank until the ranks have exchanged theirs (:meth:`reduce`), then of all.
 
     Attributes:
-        values: losses, summed over this rank's micro-batches; :meth:`reduce` turns them into means over the global
-            batch.
+        values: losses as means over the global batch, set by ``reduce``; empty if the step is skipped.
+        sums: numbers of the hooks (:meth:`StepHook.sums`) over all ranks, as ``<hook>/<name>``, set by ``reduce``.
+        not_finite: names of the losses that were not finite on any rank, set by ``reduce``.
         wait: seconds this rank waited for data and teachers, including the forward passes of inline teachers on a CPU.
         wait_data, wait_teachers: the two parts of ``wait``; ``reduce`` replaces each by the greatest value of all
             ranks.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
+        seconds: from the beginning of the step to its end.
+        period: seconds since the end of the step before, without validation; ``seconds`` for the first step.
         decision: decision whether the step may update the weights.
         moved: True if the weights were updated; False if the step was skipped or its gradients were not finite.
         figures: figures of the hooks, by name.
@@ -48,6 +52,8 @@ class StepRecord:
     step: int
     learning_rate: float
     values: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    not_finite: list[str] = field(default_factory=list)
     teacher_seconds: dict[str, float] = field(default_factory=dict)
     received: dict[str, tuple[int, int]] = field(default_factory=dict)
     cached: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -55,6 +61,7 @@ class StepRecord:
     wait_data: float = 0.0
     wait_teachers: float = 0.0
     seconds: float = 0.0
+    period: float = 0.0
     decision: StepDecision = CONTINUE
     moved: bool = False
     figures: dict[str, float] = field(default_factory=dict)
@@ -63,11 +70,6 @@ class StepRecord:
     def skipped(self) -> bool:
         """True if a hook decided to skip the update."""
         return bool(self.decision.skip)
-
-    def add(self, losses: dict[str, torch.Tensor], share: float = 1.0) -> None:
-        """Add the loss terms of a micro-batch (not padding), or of a piece that is the fraction ``share`` of one."""
-        for name, value in losses.items():
-            self.values[name] = self.values.get(name, 0.0) + share * float(value.detach())
 
     def answered(self, teacher: str, packed: Packed) -> None:
         """Count a teacher's answer to a micro-batch that is not padding."""
@@ -78,28 +80,31 @@ class StepRecord:
             hits, misses = self.cached.get(teacher, (0, 0))
             self.cached[teacher] = (hits + packed.cached[0], misses + packed.cached[1])
 
-    def reduce(self, micro_batches: int, device: torch.device) -> None:
-        """Reduce the figures over all ranks; losses become means over the global batch. Every rank must call this."""
-        # Gather all names first: a rank with only padding has none, and others only those of their own teachers.
-        waited = self.wait_data, self.wait_teachers
-        known = collectives.gather_objects((list(self.values), list(self.teacher_seconds), list(self.cached), waited))
-        *known, waits = zip(*known, strict=True)
-        self.wait_data, self.wait_teachers = map(max, zip(*waits, strict=True))
-        names, teachers, caches = (sorted(set().union(*of_ranks)) for of_ranks in known)
-        packed = torch.tensor(
-            [
-                *(self.values.get(n, 0.0) for n in names),
-                *(self.teacher_seconds.get(t, 0.0) for t in teachers),
-                *chain.from_iterable(self.received.get(t, (0, 0)) for t in teachers),
-                *chain.from_iterable(self.cached.get(t, (0, 0)) for t in caches),
-            ],
-            dtype=torch.float64,
-            device="cpu" if device.type == "cpu" else device,
-        )
-        packed = collectives.total(packed).tolist()
-        self.values = {} if self.skipped else {n: v / micro_batches for n, v in zip(names, packed, strict=False)}
-        packed = packed[len(names) :]
-        self.teacher_seconds = dict(zip(teachers, packed, strict=False))
-        counts = map(int, packed[len(teachers) :])
-        self.received = {teacher: (next(counts), next(counts)) for teacher in teachers}
-        self.cached = dict(zip(caches, zip(counts, counts, strict=True), strict=True))
+    def share(self, sums: StepSums, numbers: Mapping[str, float]) -> None:
+        """Give this rank's figures and ``numbers`` of the hooks to ``sums``, and start to add up those of all ranks."""
+        # A sum with a name for each rank keeps the numbers of all of them, of which the greatest is taken.
+        rank = "0" if collectives.alone() else str(dist.get_rank())
+        sums.count("wait_data", {rank: self.wait_data})
+        sums.count("wait_teachers", {rank: self.wait_teachers})
+        sums.count("teacher_seconds", self.teacher_seconds)
+        for kind, pairs in (("received", self.received), ("cached", self.cached)):
+            for place in (0, 1):
+                sums.count(f"{kind}/{place}", {teacher: pair[place] for teacher, pair in pairs.items()})
+        sums.count("hooks", numbers)
+        sums.start()
+
+    def reduce(self, sums: StepSums, micro_batches: int) -> None:
+        """Wait for ``sums``, and set the figures to those of all ranks; ``micro_batches`` is their number in a step."""
+        sums.finish()
+        totals = sums.totals
+        self.values = {name: total / micro_batches for name, total in totals.get(LOSS, {}).items()}
+        self.not_finite = sums.not_finite
+        self.sums = totals.get("hooks", {})
+        self.wait_data, self.wait_teachers = (max(totals[k].values()) for k in ("wait_data", "wait_teachers"))
+        self.teacher_seconds = totals.get("teacher_seconds", {})
+        self.received, self.cached = _pairs(totals, "received"), _pairs(totals, "cached")
+
+
+def _pairs(totals: dict[str, dict[str, float]], kind: str) -> dict[str, tuple[int, int]]:
+    first, second = (totals.get(f"{kind}/{place}", {}) for place in (0, 1))
+    return {name: (int(first[name]), int(second[name])) for name in first}

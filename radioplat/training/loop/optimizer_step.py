@@ -23,8 +23,8 @@ from radioplat.training.engine.deepspeed_engine import arithmetic
 from radioplat.training.feed.feeder import Fed
 from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.guards import out_of_memory
-from radioplat.training.hooks.step_hook import StepHooks
 from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.loop.run_hooks import RunHooks
 from radioplat.training.watch.phases import COLLECTIVE, DATA, Phases
 from radioplat.training.watch.rank_context import RankContext
 
@@ -44,7 +44,7 @@ class OptimizerStep:
         context: RankContext,
         objective: Objective,
         engine: Any,  # noqa: ANN401
-        hooks: StepHooks,
+        hooks: RunHooks,
         batches: MicroBatches,
         phases: Phases,
         halvings: int,
@@ -53,6 +53,14 @@ class OptimizerStep:
         self._run, self._context, self._schedule = run, context, run.micro_batch_schedule(context.world_size)
         self._objective, self._engine, self._hooks, self._batches = objective, engine, hooks, batches
         self._phases, self._halvings, self._attempt = phases, halvings, attempt
+        self._sums = hooks.step_sums
+        self._shared = False  # whether the step's numbers were given to the other ranks
+        self._ended: float | None = None  # when the step before ended
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count ``seconds``, spent since the last step on something else, in the next step's period."""
+        if self._ended is not None:
+            self._ended += seconds
 
     def __call__(self, step: int, feed: Iterator[Fed]) -> StepRecord:
         """Run global ``step`` on micro-batches from ``feed``; return its record, reduced over all ranks.
@@ -64,6 +72,8 @@ class OptimizerStep:
         begin = time.perf_counter()
         record = StepRecord(step, self._set_learning_rate(step))
         expected = self._schedule.of_rank(step, self._context.rank)
+        self._sums.begin()
+        self._shared = False
         self._hooks.begin_step(step)
         feed = self._begin_objective(step, feed, len(expected))
         arrived = self._arrived(record, feed, expected)
@@ -80,17 +90,31 @@ class OptimizerStep:
             if batch.micro_batch >= 0:
                 self._hooks.end_micro_batch(step, batch)
         if record.skipped:
+            if not self._shared:
+                self._share(record)
+                self._reduce(record)
+            record.values = {}
             deepspeed_compat.discard_gradients(self._engine)
         else:
             # Finite losses may have non-finite gradients; DeepSpeed then does not update the weights. The samples of
             # such a step (also of an fp16 overflow) count as consumed.
             record.moved = self._engine.was_step_applied()
         self._hooks.end_step(record)
-        record.seconds = time.perf_counter() - begin
-        with self._phases(COLLECTIVE):
-            record.reduce(self._run.micro_batches, self._context.device)
+        now = time.perf_counter()
+        record.seconds, record.period = now - begin, now - (self._ended or begin)
+        self._ended = now
         self._hooks.after_step(record)
         return record
+
+    def _share(self, record: StepRecord) -> None:
+        """Start to add up the step's numbers over the ranks."""
+        self._shared = True
+        record.share(self._sums, self._hooks.sums())
+
+    def _reduce(self, record: StepRecord) -> None:
+        """Wait for the sums over the ranks: the only time in a step that the host waits for the device."""
+        with self._phases(COLLECTIVE):
+            record.reduce(self._sums, self._run.micro_batches)
 
     def _arrived(
         self, record: StepRecord, feed: Iterator[Fed], expected: Sequence[int]
@@ -121,7 +145,10 @@ class OptimizerStep:
         return chain(arrived, feed)
 
     def _learn(self, batch: Batch, micro: MicroBatch, record: StepRecord, last: bool) -> None:
-        """Run forward and backward, and after the ``last`` micro-batch the update, unless a hook skips the step."""
+        """Run forward and backward, and after the ``last`` micro-batch the update, unless a hook skips the step.
+
+        The ranks' numbers are added up while the last backward runs.
+        """
         run, engine, step = self._run, self._engine, record.step
         real = batch.micro_batch >= 0
         scale = self._context.world_size * self._schedule.per_rank / run.micro_batches if real else 0.0
@@ -135,11 +162,13 @@ class OptimizerStep:
                     record.decision = self._hooks.losses(step, batch, losses, ends)
                 if record.skipped:
                     return
-                if real:
-                    record.add(losses, share)
+                self._sums.add(losses, share, batch.micro_batch)
+                if ends:
+                    self._share(record)
                 engine.set_gradient_accumulation_boundary(ends)
                 engine.backward(losses["loss"] * (scale * share))
                 if ends:
+                    self._reduce(record)
                     with self._phases(COLLECTIVE):
                         record.decision = self._hooks.before_update(record)
                     if record.skipped:

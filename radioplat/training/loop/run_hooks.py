@@ -25,8 +25,8 @@ from radioplat.training.guards.non_finite import NonFiniteGuard
 from radioplat.training.hooks.own_hook import HookContext, OwnHook
 from radioplat.training.hooks.step_hook import StepHook, StepHooks
 from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.hooks.step_sums import StepSums
 from radioplat.training.targets.running_norm import RunningNorm
-from radioplat.training.watch.phases import Phases
 from radioplat.training.watch.rank_context import RankContext
 
 
@@ -62,19 +62,19 @@ class RunHooks(StepHooks):
         objective: Objective,
         data: RunData,
         state: RunState,
-        phases: Phases,
         outer: Sequence[StepHook],
     ) -> None:
         spec, device, start = run.spec, context.device, state.global_step
+        self.step_sums = StepSums(device)
         self.non_finite = NonFiniteGuard(spec.train, objective)
         hook_context = HookContext(spec, objective, context.rank, context.world_size, device, run.folder)
         own = [OwnHook(path, f"train.hooks[{i}]", hook_context) for i, path in enumerate(spec.train.hooks)]
         ledger = Ledger(run.folder / "ledger", context.rank, state.attempt)
-        self.ledger = LedgerRows(ledger, context.rank, self.non_finite)
-        self.spikes = SpikeGuard(spec.train.spike, run.micro_batches, device)
+        self.ledger = LedgerRows(ledger, context.rank, self.step_sums)
+        self.spikes = SpikeGuard(spec.train.spike, device)
         self.batchnorm = BatchNormStatistics(objective)
         self.targets = RunningNorm(objective.student, run.teachers, spec.distill.target_norm, device, start)
-        self.bad_samples = BadSamples(data.index, spec.dataset.max_bad_fraction, device, phases)
+        self.bad_samples = BadSamples(data.index, spec.dataset.max_bad_fraction)
         self.reporter = Reporter(run, context.rank, start)
         self._objective, self._decay = objective, spec.train.ema_decay if spec.train.enable_ema else None
         followers = [SpectralVectors(objective), self.batchnorm, LossStatistics(objective), self.targets]

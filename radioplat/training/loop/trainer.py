@@ -26,6 +26,7 @@ from radioplat.training.guards.loss_spikes import RollBack
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.loop.average_student import AverageStudent
+from radioplat.training.loop.garbage import collect_at, collected_at_steps
 from radioplat.training.loop.optimizer_step import OptimizerStep
 from radioplat.training.loop.run_hooks import RunHooks
 from radioplat.training.loop.weight_penalty import regularize
@@ -37,7 +38,7 @@ class Trainer:
     """Train the student on one rank: run steps, save checkpoints, validate, and detect roll-backs.
 
     Args:
-        clock, meter, accounts: hooks that are kept at a roll-back.
+        clock, meter, accounts, pauses: hooks that are kept at a roll-back.
         phases: set to the current activity, for the watchdog.
         halvings: how often each micro-batch is halved because memory ran out before, and a message with the reason.
 
@@ -54,6 +55,7 @@ class Trainer:
         clock: AttemptClock,
         meter: CostMeter,
         accounts: Accounts,
+        pauses: Pauses,
         phases: Phases,
         halvings: tuple[int, str],
     ) -> None:
@@ -69,10 +71,10 @@ class Trainer:
             apply_sparsity_mask(student.backbone, sparsity)
         self._average = AverageStudent(student) if self.objective.asks_average() else None
         self.objective.average = self._average
-        self._clock, self._meter, self._accounts, self._phases = clock, meter, accounts, phases
+        self._clock, self._meter, self._accounts, self._pauses, self._phases = clock, meter, accounts, pauses, phases
         self._data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
-        outer = (clock, meter, accounts)
-        self.hooks = RunHooks(run, context, self.objective, self._data, self.state, phases, outer)
+        outer = (clock, meter, accounts, pauses)
+        self.hooks = RunHooks(run, context, self.objective, self._data, self.state, outer)
         self.reporter = self.hooks.reporter
         regularize(self.objective, self.spec.train)
         persistence.warn_through(self.reporter.warn)
@@ -107,24 +109,29 @@ class Trainer:
         self.reporter.close()
         self._accounts.write()
 
-    def train(self, feeder: Feeder, pauses: Pauses) -> RollBack | None:
+    def train(self, feeder: Feeder) -> RollBack | None:
         """Run the remaining steps and save due checkpoints; on a pause request, save and stop.
 
         Returns:
             A roll-back, if the caller must resume from the last checkpoint; None at the end of the run.
         """
         self._clock.ready()
+        with collected_at_steps():
+            return self._steps(feeder)
+
+    def _steps(self, feeder: Feeder) -> RollBack | None:
+        """See :meth:`train`."""
         for step in range(self.state.global_step, self.run.total_steps):
             self._phases.at(step)
-            pauses.begin_step()
             feeder.leave_out(self.objective.quarantined)
             record = self._step(step, feeder)
             if (back := self._roll_back(record)) is not None:
                 return back
+            collect_at(step)
             self.state.optimizer_steps += record.moved
             self._passed(step + 1)
             validates = self._validation_due(step + 1)
-            pause = pauses.requested()
+            pause = self._pauses.requested(record)
             if validates or pause or self.persistence.due(step + 1):
                 self._clock.check_lease()
                 self.save(validates and not pause)
@@ -190,7 +197,9 @@ class Trainer:
                 self.persistence.scored(checkpoint, result.kpi)
             with self._phases(COLLECTIVE):
                 collectives.barrier()
-        self._accounts.spent("validation", time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        self._accounts.spent("validation", seconds)
+        self._step.leave_out(seconds)
 
     def _roll_back(self, record: StepRecord) -> RollBack | None:
         """Return the roll-back if the loss of a step that moved the weights jumped, else None; equal on all ranks."""

@@ -64,7 +64,7 @@ def run_worker(
 
         # The stream needs seconds to start; it does so while the student is built.
         feeder = stack.enter_context(feed(first.first_stop))
-        outer = (clock, meter, accounts, phases, halvings)
+        outer = (clock, meter, accounts, pauses, phases, halvings)
         worker: Trainer | None = None
 
         def close() -> None:
@@ -79,7 +79,7 @@ def run_worker(
         worker.build_engine()
         if first.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
-        while (back := worker.train(feeder, pauses)) is not None:
+        while (back := worker.train(feeder)) is not None:
             worker.close()
             worker = None  # free its memory for the next trainer
             persistence = Persistence(run, context.rank, context.world_size)

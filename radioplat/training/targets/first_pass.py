@@ -16,6 +16,7 @@ from radioplat.teachers.serving.transport import unpack
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.feed.feeder import Fed, Feeder
 from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.hooks.step_sums import StepSums
 from radioplat.training.targets.file import share_moments, shared_moments
 from radioplat.training.targets.head_fit import HeadFit, HeadFitted
 from radioplat.training.targets.transforms import Key, TargetSums, normed, set_transforms
@@ -106,7 +107,9 @@ class FirstPass:
             for name, answer in answers.items():
                 record.answered(name, answer())
         # Every rank reaches this collective, with any number of batches.
-        record.reduce(1, self._device)
+        sums = StepSums(self._device)
+        record.share(sums, {})
+        record.reduce(sums, 1)
         self._meter.after_step(record)
 
 

@@ -15,6 +15,7 @@ from radioplat.teachers.serving.transport import Packed
 from radioplat.tracking.teacher_cost import Prices, TeacherCost
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.hooks.step_sums import StepSums
 
 
 class Occupies:
@@ -37,7 +38,9 @@ def reduced(*answers: tuple[str, Packed]) -> StepRecord:
     record = StepRecord(0, 0.1)
     for name, packed in answers:
         record.answered(name, packed)
-    record.reduce(1, torch.device("cpu"))
+    sums = StepSums(torch.device("cpu"))
+    record.share(sums, {})
+    record.reduce(sums, 1)
     return record
 
 

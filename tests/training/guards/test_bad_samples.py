@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from radioplat.data.batch import Batch
@@ -14,7 +13,6 @@ from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.training.guards import bad_samples
 from radioplat.training.guards.bad_samples import BadSamples
 from radioplat.training.hooks.step_record import StepRecord
-from radioplat.training.watch.phases import Phases
 
 SIZE = 64
 
@@ -28,7 +26,7 @@ def bad(tmp_path, monkeypatch) -> BadSamples:
     for number in range(SIZE):
         Image.new("RGB", (32, 32)).save(tmp_path / "images" / f"{number:02d}.png")
     split = SplitConfig(images_dir=str(tmp_path / "images"))
-    return BadSamples(build_index(split, "d", tmp_path / "i", max_pixels=10**9), 0.05, torch.device("cpu"), Phases())
+    return BadSamples(build_index(split, "d", tmp_path / "i", max_pixels=10**9), 0.05)
 
 
 def step(bad: BadSamples, number: int, unreadable: int, size: int = SIZE) -> None:
@@ -36,8 +34,10 @@ def step(bad: BadSamples, number: int, unreadable: int, size: int = SIZE) -> Non
     ids = np.arange(size)
     weight = (ids >= unreadable).astype(np.float32)
     faults = dict.fromkeys(range(unreadable), "corrupt_image: torn")
-    bad.end_micro_batch(number, Batch(0, {}, ids, ids, weight, ids, faults))
-    bad.end_step(StepRecord(number, 0.1))
+    bad.begin_step(number)
+    bad.begin_micro_batch(number, Batch(0, {}, ids, ids, weight, ids, faults))
+    bad.begin_micro_batch(number, Batch(-1, {}, ids, ids, weight, ids, faults))  # padding does not count
+    bad.end_step(StepRecord(number, 0.1, sums={f"bad_samples/{name}": count for name, count in bad.sums().items()}))
 
 
 def test_late_in_a_run_a_burst_ends_it_as_soon_as_early(bad):

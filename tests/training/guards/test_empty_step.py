@@ -14,6 +14,9 @@ from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.objectives.distill import ClassifyObjective
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.hooks.step_hook import StepHooks
+from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.hooks.step_sums import StepSums
 
 # By step and rank: the weight of each sample of its two micro-batches.
 STEPS = [
@@ -25,17 +28,23 @@ STEPS = [
 
 
 def work() -> None:
-    """Print what this rank knows at the end of each step."""
+    """Print what this rank decides before the update of each step."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     guard = NonFiniteGuard(TrainConfig(), ClassifyObjective(Student(StudentArchitecture("test_resnet")), "224"))
+    hooks, sums = StepHooks([guard]), StepSums(torch.device("cpu"))
     found, ids = [], np.arange(2)
     for step, weights in enumerate(STEPS):
-        guard.begin_step(step)
+        record = StepRecord(step, 0.1)
+        sums.begin()
+        hooks.begin_step(step)
         for weight in weights[rank]:
             batch = Batch(0, {}, ids, ids, np.array(weight, np.float32), ids)
-            guard.losses(step, batch, {"loss": torch.tensor(0.0)}, last=False)
-        found.append(guard.has_weight)
+            hooks.begin_micro_batch(step, batch)
+            sums.add({"loss": torch.tensor(0.0)}, 1.0, 0)
+        record.share(sums, hooks.sums())
+        record.reduce(sums, 4)
+        found.append(not hooks.before_update(record).skip)
     print(json.dumps(found), flush=True)
 
 

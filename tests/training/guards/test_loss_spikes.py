@@ -47,10 +47,10 @@ def test_nothing_is_looked_for_unless_asked():
 
 
 def test_a_spike_of_the_whole_step_is_skipped_before_the_weights_move():
-    it = SpikeGuard(SpikeConfig(SpikeAction.skip_step, factor=2.0, window=3), micro_batches=4)
+    it = SpikeGuard(SpikeConfig(SpikeAction.skip_step, factor=2.0, window=3))
     it.load_state_dict({"recent_losses": [1.0, 1.0, 1.0], "rollbacks": 0})
-    assert it.before_update(StepRecord(0, 0.1, {"loss": 8.0})) == CONTINUE  # the sum over four
-    assert it.before_update(StepRecord(0, 0.1, {"loss": 8.1})) == StepDecision("its loss jumped", "loss_spike")
+    assert it.before_update(StepRecord(0, 0.1, {"loss": 2.0})) == CONTINUE
+    assert it.before_update(StepRecord(0, 0.1, {"loss": 2.1})) == StepDecision("its loss jumped", "loss_spike")
     assert not it.must_roll_back(2.0)
 
 

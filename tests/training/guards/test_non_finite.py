@@ -17,7 +17,9 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.train import NonFinitePolicy, TrainConfig
 from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.hooks.step_hook import StepHooks
 from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRecord
+from radioplat.training.hooks.step_sums import StepSums
 
 SPEC = load_spec({"distill": {"loss_type": "CS", "teacher": [{"name": "a"}, {"name": "b"}]}})
 ARCHITECTURE = StudentArchitecture("test_resnet", heads=(HeadArchitecture("a", 4), HeadArchitecture("b", 4)))
@@ -49,10 +51,18 @@ def losses(a: float = 1.0, b: float = 1.0) -> dict[str, torch.Tensor]:
     return {"loss": sum(terms.values()), **terms}
 
 
-def passes(it: NonFiniteGuard, step: int, batch: Batch, values: dict, last: bool = False) -> bool:
-    """One micro-batch of the present step."""
-    it.begin_micro_batch(step, batch)
-    return it.losses(step, batch, values, last) == CONTINUE
+def decided(it: NonFiniteGuard, step: int, *micro_batches: tuple[Batch, dict]) -> tuple[StepRecord, StepSums]:
+    """One step of these micro-batches, up to the decision before its update."""
+    hooks, sums, record = StepHooks([it]), StepSums(torch.device("cpu")), StepRecord(step, 0.1)
+    sums.begin()
+    hooks.begin_step(step)
+    for number, (samples, values) in enumerate(micro_batches):
+        hooks.begin_micro_batch(step, samples)
+        sums.add(values, 1.0, number)
+    record.share(sums, hooks.sums())
+    record.reduce(sums, len(micro_batches))
+    record.decision = hooks.before_update(record)
+    return record, sums
 
 
 def ended(it: NonFiniteGuard, step: int, decision: StepDecision = CONTINUE, moved: bool = False) -> None:
@@ -61,26 +71,24 @@ def ended(it: NonFiniteGuard, step: int, decision: StepDecision = CONTINUE, move
 
 def test_finite_losses_pass(guard):
     it = guard("fail")
-    assert passes(it, 0, batch(1, 2), losses(1e30)) and not it.tripped and it.terms == []
+    record, _ = decided(it, 0, (batch(1, 2), losses(1e30)))
+    assert not record.skipped and not it.tripped and record.not_finite == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_it_trips_and_names_the_terms_of_the_micro_batch(guard, bad):
     it = guard()
-    it.begin_step(7)
-    assert passes(it, 7, batch(1, 2), losses())
-    assert not passes(it, 7, batch(3, 4), losses(a=bad)) and it.tripped
-    assert it.terms == ["loss", "loss/a/summary"]
-    it.begin_micro_batch(7, batch(5))  # taken from the stream, not looked at
-    assert it.terms == []
+    record, sums = decided(it, 7, (batch(1, 2), losses()), (batch(3, 4), losses(a=bad)), (batch(5), losses()))
+    assert record.skipped and it.tripped and record.not_finite == ["loss", "loss/a/summary"]
+    assert [sums.not_finite_in(number) for number in range(3)] == [[], ["loss", "loss/a/summary"], []]
     it.begin_step(8)
     assert not it.tripped
 
 
 def trip(it: NonFiniteGuard, step: int, **values: float) -> None:
-    it.begin_step(step)
-    assert not passes(it, step, batch(5), losses(**values))
-    ended(it, step, StepDecision("not finite"))
+    record, _ = decided(it, step, (batch(5), losses(**values)))
+    assert record.skipped
+    it.end_step(record)
 
 
 NAN = float("nan")
@@ -127,40 +135,33 @@ def test_quarantine_takes_the_teacher_out_and_ends_with_the_last(guard):
 @pytest.mark.parametrize("policy", ["skip_step", "quarantine_teacher"])
 def test_training_on_labels_has_no_teacher_to_take_out(policy, student):
     guard = NonFiniteGuard(TrainConfig(non_finite=NonFinitePolicy(policy)), ClassifyObjective(student, "224"))
-    guard.begin_step(0)
-    assert not passes(guard, 0, batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)})
-    ended(guard, 0, StepDecision("not finite"))
+    record, _ = decided(guard, 0, (batch(1), {"loss": torch.tensor(NAN), "accuracy": torch.tensor(0.0)}))
+    assert record.not_finite == ["loss"]
+    guard.end_step(record)
 
 
 def test_a_penalty_is_no_teacher(guard):
     it = guard("quarantine_teacher")
-    it.begin_step(0)
-    assert not passes(it, 0, batch(1), {**losses(b=float("nan")), "loss/regularizer": torch.tensor(float("inf"))})
-    ended(it, 0, StepDecision("not finite"))
+    record, _ = decided(it, 0, (batch(1), {**losses(b=NAN), "loss/regularizer": torch.tensor(float("inf"))}))
+    it.end_step(record)
     assert it._objective.quarantined == {"b"}
 
 
 def test_weight_of_any_micro_batch_counts_for_the_step(guard):
     it, ids = guard(), np.arange(2)
     empty = Batch(0, {}, ids, ids, np.zeros(2, np.float32), ids)
-    it.begin_step(0)
-    assert passes(it, 0, empty, losses()) and not it.has_weight
-    assert passes(it, 0, batch(1, 2), losses()) and passes(it, 0, empty, losses(), last=True) and it.has_weight
-    it.begin_step(1)
-    assert not it.has_weight
+    assert not decided(it, 0, (empty, losses()), (batch(1, 2), losses()), (empty, losses()))[0].skipped
+    assert decided(it, 1, (empty, losses()))[0].skipped
 
 
 def test_a_step_without_weight_is_skipped_and_such_steps_in_a_row_are_counted(guard):
     it, ids = guard(), np.arange(2)
     empty = Batch(0, {}, ids, ids, np.zeros(2, np.float32), ids)
     for step, expected in enumerate(("none of its samples has weight", "none .* weight \\(2 such steps in a row\\)")):
-        it.begin_step(step)
-        assert it.losses(step, empty, losses(), last=False) == CONTINUE
-        decision = it.losses(step, empty, losses(), last=True)
-        assert re.fullmatch(expected, decision.skip)
-        ended(it, step, decision)
-    it.begin_step(2)
-    assert passes(it, 2, batch(1), losses(), last=True)
+        record, _ = decided(it, step, (empty, losses()), (empty, losses()))
+        assert re.fullmatch(expected, record.decision.skip)
+        it.end_step(record)
+    record, _ = decided(it, 2, (batch(1), losses()))
+    assert not record.skipped
     ended(it, 2, moved=True)
-    it.begin_step(3)
-    assert it.losses(3, empty, losses(), last=True).skip == "none of its samples has weight"
+    assert decided(it, 3, (empty, losses()))[0].decision.skip == "none of its samples has weight"

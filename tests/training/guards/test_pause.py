@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import pickle
 
+import torch
 import torch.distributed as dist
 from forked import run_ranks
 
-from radioplat.training.guards.pause import Paused, Pauses, ask_to_pause
+from radioplat.training.guards.pause import Paused, Pauses, ask_to_pause, is_stepping
+from radioplat.training.hooks.step_hook import StepHooks
+from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.hooks.step_sums import StepSums
 
 
 def test_alone():
-    pauses = Pauses()
-    pauses.begin_step()
-    assert pauses.requested() is None
+    pauses, record = Pauses(), StepRecord(0, 0.1)
+    pauses.begin_step(0)
+    assert is_stepping() and pauses.requested(record) is None
     ask_to_pause("resized", "more room")  # nobody else has to hear of it first
-    assert pauses.requested().cause == "resized"
+    assert pauses.requested(record).cause == "resized"
     ask_to_pause("drained", "a notice")
     ask_to_pause("resized", "late")
-    pauses.begin_step()
-    found = pauses.requested()
+    found = pauses.requested(record)
     assert (found.cause, found.detail) == ("drained", "a notice")
-    assert Pauses().requested() is None, "a new attempt was not asked"
+    assert Pauses().requested(record) is None and not is_stepping(), "a new attempt was not asked"
 
 
 def test_it_travels():
@@ -30,15 +33,19 @@ def test_it_travels():
 
 
 def work() -> None:
-    """Rank 1 is asked during step 2."""
+    """Rank 1 is asked in step 2, after the ranks have exchanged their numbers."""
     dist.init_process_group("gloo")
     number = dist.get_rank()
-    pauses = Pauses()
+    hooks, sums = StepHooks([pauses := Pauses()]), StepSums(torch.device("cpu"))
     for step in range(5):
-        pauses.begin_step()
+        record = StepRecord(step, 0.1)
+        sums.begin()
+        hooks.begin_step(step)
+        record.share(sums, hooks.sums())
+        record.reduce(sums, 1)
         if number == 1 and step == 2:
             ask_to_pause("resized", "more room")
-        found = pauses.requested()
+        found = pauses.requested(record)
         if found:
             print(number, step, found.cause)
             break

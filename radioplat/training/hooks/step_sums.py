@@ -1,0 +1,153 @@
+"""Sums of the numbers of one step, over micro-batches and ranks, with one all-reduce and one read from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from radioplat.common import collectives
+
+LOSS = "loss"
+Name = tuple[str, str]  # a kind of numbers, and a name of that kind
+
+
+class StepSums:
+    """Add up numbers of a step by kind and name; all ranks must call :meth:`start` and :meth:`finish` alike.
+
+    Losses are added on the device, in float64 as Python would add them, so that the host does not wait for a forward.
+    All ranks hold a table of the names seen so far, in the same order; the numbers travel as one float64 vector in that
+    order. A rank with a name that is not in the table says so in the vector: then all ranks exchange their names once
+    and send the vector again.
+
+    Attributes:
+        totals: after :meth:`finish`, by kind the sums over all ranks by name; without names that no rank has added to.
+        not_finite: after :meth:`finish`, names of the losses that were not finite in any forward of any rank, sorted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._table: list[Name] = []
+        self._indices: dict[tuple[Name, ...], torch.Tensor] = {}
+        self._on_gpu = device.type == "cuda"
+        self._side = torch.cuda.Stream(device) if self._on_gpu else None
+        self._copied = torch.cuda.Event() if self._on_gpu else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the numbers of the previous step."""
+        self._numbers: dict[Name, float] = {}
+        self._losses: dict[tuple[Name, ...], torch.Tensor] = {}
+        self._flags: dict[tuple[Name, ...], torch.Tensor] = {}
+        self._flags_of: dict[int, list[tuple[tuple[Name, ...], torch.Tensor]]] = {}
+        self.totals: dict[str, dict[str, float]] = {}
+        self.not_finite: list[str] = []
+
+    def count(self, kind: str, numbers: Mapping[str, float]) -> None:
+        """Add numbers of the host."""
+        for name, number in numbers.items():
+            self._numbers[kind, name] = self._numbers.get((kind, name), 0.0) + number
+
+    def add(self, losses: Mapping[str, torch.Tensor], share: float, micro_batch: int) -> None:
+        """Add ``share`` times each loss, a scalar on the device, and note which are not finite.
+
+        Args:
+            micro_batch: its number; of padding, -1, only the check for finite numbers counts.
+        """
+        names = tuple((LOSS, name) for name in losses)
+        values = torch.stack([value.detach().float() for value in losses.values()])
+        flags = (~torch.isfinite(values)).double()
+        self._flags_of.setdefault(micro_batch, []).append((names, flags))
+        _add(self._flags, names, flags)
+        if micro_batch >= 0:
+            _add(self._losses, names, values.double() * share)
+
+    def start(self) -> None:
+        """Begin to add up the ranks' numbers; nothing may be added afterwards."""
+        self._send(len(self._names() - set(self._table)))
+
+    def finish(self) -> None:
+        """Wait for the sums, and set the attributes."""
+        received = self._receive()
+        if received[-1]:  # a name is new to some rank
+            names = set().union(*collectives.gather_objects(self._names()))
+            self._table += sorted(names - set(self._table))
+            self._send(0)
+            received = self._receive()
+        size = len(self._table)
+        present = zip(self._table, received[:size], received[size : 2 * size], strict=True)
+        for (kind, name), total, ranks in present:
+            if ranks:
+                self.totals.setdefault(kind, {})[name] = total
+        flags = zip(self._table, received[2 * size : -1], strict=True)
+        self.not_finite = sorted(name for (_, name), flag in flags if flag)
+
+    def not_finite_in(self, micro_batch: int) -> list[str]:
+        """Return the names of this rank's losses of a micro-batch that were not finite; this waits for the device."""
+        names: dict[str, None] = {}
+        for known, flags in self._flags_of.get(micro_batch, []):
+            names |= dict.fromkeys(name for (_, name), flag in zip(known, flags.tolist(), strict=True) if flag)
+        return list(names)
+
+    def _names(self) -> set[Name]:
+        return set(self._numbers).union(*self._losses, *self._flags)
+
+    def _send(self, unknown: int) -> None:
+        """Start the all-reduce of the vector: sums, how many ranks have each, flags, and ``unknown``."""
+        size = len(self._table)
+        known = set(self._table)
+        mine = self._names()
+        host = torch.tensor(
+            [
+                *(self._numbers.get(name, 0.0) for name in self._table),
+                *(float(name in mine) for name in self._table),
+                *[0.0] * size,
+                float(unknown),
+            ],
+            dtype=torch.float64,
+            pin_memory=self._on_gpu,
+        )
+        self._host = host  # pinned memory must outlive the copy
+        self._vector = host.to(self._device, non_blocking=True)
+        for offset, sums in ((0, self._losses), (2 * size, self._flags)):
+            for names, values in sums.items():
+                if known.issuperset(names):  # else the vector is sent again
+                    self._vector.index_add_(0, self._index(names) + offset, values)
+        self._work: dist.Work | None = None
+        if self._side is None:
+            self._reduce()
+            return
+        # On a stream of its own: the host then waits for the last forward, not for the backward queued behind it.
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            self._reduce()
+            if self._work is not None:
+                self._work.wait()
+            self._received = torch.empty(len(host), dtype=torch.float64, pin_memory=True)
+            self._received.copy_(self._vector, non_blocking=True)
+            assert self._copied is not None
+            self._copied.record(self._side)
+
+    def _reduce(self) -> None:
+        if not collectives.alone():
+            self._work = dist.all_reduce(self._vector, async_op=True)
+
+    def _receive(self) -> list[float]:
+        if self._copied is not None:
+            self._copied.synchronize()
+            return self._received.tolist()
+        if self._work is not None:
+            self._work.wait()
+        return self._vector.tolist()
+
+    def _index(self, names: tuple[Name, ...]) -> torch.Tensor:
+        """Return the places of ``names`` in the table, on the device; the table only grows at its end."""
+        if names not in self._indices:
+            places = {name: place for place, name in enumerate(self._table)}
+            self._indices[names] = torch.tensor([places[name] for name in names]).to(self._device)
+        return self._indices[names]
+
+
+def _add(sums: dict[tuple[Name, ...], torch.Tensor], names: tuple[Name, ...], values: torch.Tensor) -> None:
+    sums[names] = values if names not in sums else sums[names] + values

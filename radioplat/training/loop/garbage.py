@@ -1,0 +1,33 @@
+"""Garbage collection of Python at agreed steps, so that no rank stops within a step while the others wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+EVERY = 50  # steps between two collections
+
+
+@contextlib.contextmanager
+def collected_at_steps() -> Iterator[None]:
+    """In this block, Python collects no garbage of its own accord; :func:`collect_at` does.
+
+    What exists at the beginning (modules, the model) is not looked at again until the block ends.
+    """
+    automatic = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if automatic:
+            gc.enable()
+
+
+def collect_at(step: int) -> None:
+    """Collect garbage if ``step`` is one of those at which all ranks do."""
+    if step % EVERY == EVERY - 1:
+        gc.collect()

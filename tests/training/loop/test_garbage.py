@@ -1,0 +1,42 @@
+"""Garbage is collected at agreed steps, and the process is afterwards as it was."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from radioplat.training.loop.garbage import EVERY, collect_at, collected_at_steps
+
+
+class Node:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_cycles_are_freed_at_the_agreed_step_and_not_before():
+    with collected_at_steps():
+        seen = weakref.ref(Node())
+        for _ in range(20_000):  # enough for an automatic collection
+            Node()
+        assert seen() is not None
+        collect_at(EVERY - 2)
+        assert seen() is not None
+        collect_at(EVERY - 1)
+        assert seen() is None
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_the_process_is_afterwards_as_it_was(automatic):
+    before = gc.isenabled()
+    try:
+        (gc.enable if automatic else gc.disable)()
+        with pytest.raises(KeyError), collected_at_steps():
+            assert not gc.isenabled() and gc.get_freeze_count() > 0
+            raise KeyError
+        assert gc.isenabled() is automatic and gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if before else gc.disable)()
