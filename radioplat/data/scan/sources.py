@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radioplat.data.images.headers import IMAGE_EXTENSIONS
-from radioplat.data.storage.files import FileState, absolute, list_files
+from radioplat.data.storage.files import FileState, absolute, list_files, not_a_file
 from radioplat.errors import DataError
 from radioplat.spec.resolved.image_extension import image_extension
 from radioplat.spec.schema.dataset import SplitConfig
@@ -92,7 +92,8 @@ def _list_source(
     try:
         files = [ShardFile(name, state) for name, state in list_files(root, test)]
     except (FileNotFoundError, NotADirectoryError) as error:
-        problem = "is a file, not a folder" if isinstance(error, NotADirectoryError) else "does not exist"
+        is_there = isinstance(error, NotADirectoryError)
+        problem = f"is {not_a_file(root) or 'a file'}, not a folder" if is_there else "does not exist"
         raise DataError(f"the folder {root} {problem}", where=field, hint="Name the folder of the data.") from None
     except OSError as error:
         where = error.filename or root

@@ -99,6 +99,8 @@ def test_what_is_no_file_is_named_and_not_opened(tmp_path):
     for view, kind in zip(views, kinds.values(), strict=True):
         advice = "; give its files, or the folder alone" if kind == "a folder" else ""
         assert view.error == f"not_a_file: it is {kind}{advice}"
+    with pytest.raises(DataError, match="d.images_dir: the folder .*pipe.jpg is a pipe, not a folder"):
+        images_in(str(tmp_path / "pipe.jpg"), "d.images_dir")
     ((pipe,),) = view_batches(given_images(tmp_path / "pipe.jpg"), SIZE, 8)
     assert pipe.error == "not_a_file: it is a pipe"
 
