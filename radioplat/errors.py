@@ -97,6 +97,12 @@ class OutOfMemory(TrainingError):
     restart_cause = "oom"
 
 
+class TeacherOutOfMemory(TrainingError):
+    """A teacher's weights or one of its forwards do not fit into memory; smaller pieces of the student do not help."""
+
+    restart_cause = "error"
+
+
 class Stopped(SystemExit):
     """SIGTERM asked the command to stop, and it has saved a checkpoint: exit status 75 (``EX_TEMPFAIL``).
 

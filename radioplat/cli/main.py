@@ -9,6 +9,7 @@ from radioplat.cli.defect import show_defect
 from radioplat.cli.parser import TASKS, build_parser
 from radioplat.cli.tao_options import with_tao_options
 from radioplat.common import terminal
+from radioplat.common.out_of_memory import ran_out
 from radioplat.errors import Problem, RadioplatError, Stopped
 
 
@@ -64,7 +65,7 @@ def guarded(action: Callable[[], object]) -> int:
         terminal.note("interrupted; run the same command again to continue from the last checkpoint")
         return 130
     except Exception as error:
-        if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":  # of torch, of Ray
+        if not ran_out(error):
             return show_defect(error)
         message = " ".join(f"out of memory. {error}".split()).rstrip(".")
         terminal.show_error(RadioplatError(message, hint="Lower batch sizes or the number of workers."))

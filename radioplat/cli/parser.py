@@ -15,8 +15,12 @@ from radioplat.cli.tao_options import add_tao_options
 def add_spec(
     parser: argparse.ArgumentParser, metavar: str = "key=value", rest: str = "fields of the spec to override"
 ) -> None:
-    """Add ``-e SPEC`` and overrides."""
-    names = ("-e", "--experiment_spec", "--experiment_spec_file")
+    """Add ``-e SPEC`` and overrides.
+
+    TAO's ``--experiment_spec`` is accepted as an abbreviation of the long name. As a name of its own it would make
+    shorter abbreviations (``--exp``) ambiguous.
+    """
+    names = ("-e", "--experiment_spec_file")
     parser.add_argument(*names, dest="spec", metavar="SPEC", required=True, help="spec, a YAML file")
     add_overrides(parser, metavar, rest)
 

@@ -69,7 +69,10 @@ def test_what_the_machine_refuses_is_no_defect(tmp_path, capfd):
     def too_much_for_a_gpu() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    for action in (too_much, too_much_for_a_gpu):
+    def too_much_for_cublas() -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    for action in (too_much, too_much_for_a_gpu, too_much_for_cublas):
         assert cli.guarded(action) == 1
         err = capfd.readouterr().err
         assert "out of memory" in err and "batch sizes" in err and "defect" not in err

@@ -6,7 +6,7 @@ import pytest
 
 from radioplat.cli import main as cli
 from radioplat.cli.main import main
-from radioplat.cli.parser import build_parser
+from radioplat.cli.parser import GROUPS, TASKS, add_spec, build_parser
 from radioplat.cli.tao_options import with_tao_options
 from radioplat.errors import SpecError
 from radioplat.spec.loading.load import load_spec
@@ -37,6 +37,19 @@ def test_a_training_command(command, spec_file, capsys):
     assert "-n: checkpoints are named by epoch and step" in said
     assert spec_of(command, "--experiment_spec_file", spec_file).results_dir == "elsewhere"
     assert spec_of(command, "-e", spec_file, "-r", "007").results_dir == "007"
+
+
+WITH_SPEC = [(name,) for name, command in TASKS.items() if command.arguments is add_spec]
+WITH_SPEC += [("tune", "--space", "space.yaml"), ("plan",), ("show", "data")]
+WITH_SPEC += [("teachers", verb) for verb, command in GROUPS["teachers"][1].items() if command.arguments is add_spec]
+
+
+@pytest.mark.parametrize("command", WITH_SPEC, ids=" ".join)
+@pytest.mark.parametrize("name", ["--exp", "--experiment", "--experiment_spec", "--experiment_spec_file"])
+def test_names_of_the_spec(command, name, spec_file):
+    """TAO's commands take abbreviations too."""
+    for words in ([name, spec_file], [f"{name}={spec_file}"]):
+        assert build_parser("radioplat").parse_args([*command, *words]).spec == spec_file
 
 
 def test_evaluate(spec_file):

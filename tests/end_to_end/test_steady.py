@@ -118,8 +118,29 @@ radioplat.distill(spec, ["train.max_steps=3"])
 """
 
 
-def losses_of(folder: Path) -> dict[int, float]:
-    return {n["step"]: n["kpi"]["loss"] for n in read_status(folder / "status.json") if "max_step" in n}
+TEACHERS_APPETITE = """
+import resource, sys, json, torch, radioplat
+from radioplat.cli.main import guarded
+from radioplat.teachers.base.teacher import FrozenTeacher
+
+forward, limited = FrozenTeacher.forward, []
+
+def hungry(self, images, wanted):
+    if not limited:
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * resource.getpagesize() + 1200 * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limited.append(limit)
+    torch.empty(len(images) * 800 * 2**20, dtype=torch.uint8)
+    return forward(self, images, wanted)
+
+FrozenTeacher.forward = hungry
+print("status", guarded(lambda: radioplat.distill(json.loads(sys.argv[1]), ["train.max_steps=3", *sys.argv[2:]])))
+"""
+
+
+def losses_of(folder: Path, name: str = "loss") -> dict[int, float]:
+    return {n["step"]: n["kpi"][name] for n in read_status(folder / "status.json") if "max_step" in n}
 
 
 def run_script(script: str, *arguments: str, expect: int = 0, **environment: str) -> str:
@@ -131,20 +152,40 @@ def run_script(script: str, *arguments: str, expect: int = 0, **environment: str
     return ended.output
 
 
-def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_from_then_on(make_spec, tmp_path):
-    """The limit is real; the appetite is a tensor beside the model's own, as large as the samples are many."""
+MESA = {"train": {"enable_ema": True, "ema_decay": 0.5}, "distill": {"mesa": {"weight": 0.5}}}
+
+
+@pytest.mark.parametrize("more", [{}, MESA], ids=["plain", "mesa"])
+def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_from_then_on(make_spec, tmp_path, more):
+    """The limit is real; the appetite is a tensor beside the model's own, as large as the samples are many. With MESA
+    the views of the average overlap the student's, each in its own way."""
     changes = {"model": {"backbone": {"type": "test_vit", "kwargs": {"img_size": 64}}}}
-    spec, other = make_spec(tmp_path / "hungry", changes), tmp_path / "quiet"
+    spec, other = make_spec(tmp_path / "hungry", changes | more), tmp_path / "quiet"
     spec["model"]["backbone"] = changes["model"]["backbone"]
     said = run_script(APPETITE, json.dumps(spec), str(other))
     assert "memory ran out" in said and "in 2 pieces" in said
     folder = tmp_path / "hungry" / "distill"
     assert json.loads((folder / "memory.json").read_text()) == {"batch_size": 2, "halvings": 1, "attempt": 1}
     assert losses_of(folder) == pytest.approx(losses_of(other / "distill"), rel=1e-4) and len(losses_of(folder)) == 3
+    if more:
+        mesa = losses_of(folder, "loss/mesa")
+        assert mesa == pytest.approx(losses_of(other / "distill", "loss/mesa"), rel=1e-4) and min(mesa.values()) > 0
     assert prove_run(folder).holds
     account = Goodput.read(folder)
     assert [(number, cause) for number, cause, _ in account.restarts] == [(1, "oom")]
     assert "global batch of 6 and its samples are the same" in messages(folder)
+
+
+def test_a_teacher_that_takes_more_ends_the_run_and_what_it_says_helps(make_spec, tmp_path):
+    spec = json.dumps(make_spec(tmp_path))
+    said = " ".join(run_script(TEACHERS_APPETITE, spec).split())
+    assert "status 1" in said and "teachers.lite0.max_batch" in said
+    assert "teacher lite0 ran out of memory in a forward of 2 images" in said
+    folder = tmp_path / "distill"
+    assert not (folder / "memory.json").exists(), "the student is not halved for it"
+    small = ["teachers.lite0.max_batch=1", "teachers.vit.max_batch=1"]
+    assert "status 0" in run_script(TEACHERS_APPETITE, spec, *small)
+    assert len(losses_of(folder)) == 3
 
 
 STUCK = """

@@ -9,6 +9,7 @@ from radioplat.data.detection.coco import read_coco
 from radioplat.data.detection.detection_set import DetectionSet
 from radioplat.data.detection.shards import read_detection_shards
 from radioplat.errors import DataError
+from radioplat.spec.resolved.image_extension import image_extension
 from radioplat.spec.schema.dataset import SplitConfig
 
 
@@ -35,7 +36,7 @@ def read_split(split: SplitConfig, classes: Sequence[str], where: str) -> Detect
         if not names:
             raise DataError("shards do not list their classes", where="dataset.classes", hint="Name them in order.")
         field = f"{where}.tar_data_sources[{i}].root_dir"
-        read = read_detection_shards(source.root_dir, names, field, source.image_extension)
+        read = read_detection_shards(source.root_dir, names, field, image_extension(source))
         if dataset is None:
             dataset = read
         else:

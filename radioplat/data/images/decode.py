@@ -22,8 +22,8 @@ class BadSample(Exception):
     """An image that cannot be used; the run continues without it.
 
     Attributes:
-        reason: ``corrupt_image``, ``not_an_image``, ``too_many_pixels``, ``size_mismatch``, ``short_read``,
-            ``shard_changed``, ``hash_mismatch``, ``uniform_color``.
+        reason: ``corrupt_image``, ``not_an_image``, ``not_a_file``, ``too_many_pixels``, ``size_mismatch``,
+            ``short_read``, ``shard_changed``, ``hash_mismatch``, ``uniform_color``.
         detail: the decoder's message.
     """
 

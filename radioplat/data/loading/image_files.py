@@ -15,7 +15,7 @@ from radioplat.data.images.decode import MAX_PIXELS, BadSample, Decoded, decode_
 from radioplat.data.images.headers import image_header
 from radioplat.data.scan.names import shown_name
 from radioplat.data.scan.sources import list_shards
-from radioplat.data.storage.files import absolute, read_range, stat_file
+from radioplat.data.storage.files import absolute, not_a_file, read_range, stat_file
 from radioplat.data.views.crops import centre_crop, whole_image
 from radioplat.data.views.render import reduction, render, view_matrix
 from radioplat.errors import DataError
@@ -78,7 +78,7 @@ def given_images(images: Any) -> list[ImageFile]:
     hint = "Give a folder, paths, or uint8 arrays [H, W, 3] with values 0 to 255."
     if isinstance(images, (str, os.PathLike)):
         path = str(images)
-        if is_remote(path) or not os.path.isfile(path):
+        if is_remote(path) or not os.path.exists(absolute(path)) or os.path.isdir(absolute(path)):
             return images_in(path, "images")
         images = [path]
     if isinstance(images, np.ndarray) and images.ndim != 4:
@@ -133,7 +133,11 @@ def _view(image: ImageFile, size: int, whole: bool, max_pixels: int) -> ImageVie
             matrix = _matrix(width, height, size, whole)
             decoded = Decoded(image.rgb, width, height)
         else:
-            data = read_range(image.path, 0, stat_file(image.path).size)
+            size_in_bytes = stat_file(image.path).size
+            if kind := not_a_file(image.path):
+                advice = "; give its files, or the folder alone" if kind == "a folder" else ""
+                raise BadSample("not_a_file", f"it is {kind}{advice}")
+            data = read_range(image.path, 0, size_in_bytes)
             header = image_header(data)
             if header is None:
                 raise BadSample("not_an_image", "" if data else "the file is empty")

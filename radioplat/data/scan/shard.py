@@ -139,8 +139,8 @@ def scan_tar(path: str, image_extension: str | None = None) -> Scan:
     """Scan the tar at ``path``; every problem with it becomes a fault, never an exception.
 
     Args:
-        image_extension: of the member that is a sample's image, for example ``rgb.jpg``; None: a member with one of
-            ``IMAGE_EXTENSIONS``, or else the only one whose extension ends with an image's (``001.jpg``).
+        image_extension: of the member that is a sample's image, in lower case, for example ``rgb.jpg``; None: a member
+            with one of ``IMAGE_EXTENSIONS``, or else the only one whose extension ends with an image's (``001.jpg``).
     """
     shard = _TarScan(path, image_extension)
     try:
@@ -184,7 +184,7 @@ class _TarScan:
 
     def __init__(self, path: str, image_extension: str | None) -> None:
         self._path = path
-        self._chosen = image_extension.lower().removeprefix(".") if image_extension else ""
+        self._chosen = image_extension or ""
         self._images = frozenset({self._chosen}) if self._chosen else IMAGE_EXTENSIONS
         self._bits = _BITS | {self._chosen: 1 << len(_BITS)} if self._chosen else _BITS
         self._key = ""  # of the last member

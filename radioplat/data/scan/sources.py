@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from radioplat.data.images.headers import IMAGE_EXTENSIONS
-from radioplat.data.storage.files import FileState, absolute, list_files
+from radioplat.data.storage.files import FileState, absolute, list_files, not_a_file
 from radioplat.errors import DataError
+from radioplat.spec.resolved.image_extension import image_extension
 from radioplat.spec.schema.dataset import SplitConfig
 
 
@@ -34,7 +35,7 @@ class SourceFiles:
         kind: of all files.
         scale_factor: unnormalised share in the mixture (1 for ``images_dir``).
         files: sorted by name.
-        image_extension: of the images in tars; None if the spec names none.
+        image_extension: of the images in tars, in lower case, without a dot before it; None if the spec names none.
     """
 
     field: str
@@ -56,7 +57,7 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
         DataError: one problem for each folder that is missing or empty, or the split names no data.
     """
     wanted: list[tuple[str, str, Literal["tar", "image"], float, str | None]] = [
-        (f"{path}.tar_data_sources[{i}].root_dir", source.root_dir, "tar", source.scale_factor, source.image_extension)
+        (f"{path}.tar_data_sources[{i}].root_dir", source.root_dir, "tar", source.scale_factor, image_extension(source))
         for i, source in enumerate(split.tar_data_sources)
     ]
     if split.images_dir:
@@ -65,9 +66,9 @@ def list_shards(split: SplitConfig, path: str) -> list[SourceFiles]:
         hint = "Set tar_data_sources to folders of tar shards, or images_dir to a folder of images."
         raise DataError("no data is given", where=path, hint=hint)
     sources, problems = [], []
-    for field, folder, kind, scale, image_extension in wanted:
+    for field, folder, kind, scale, extension in wanted:
         try:
-            sources.append(_list_source(field, folder, kind, scale, image_extension))
+            sources.append(_list_source(field, folder, kind, scale, extension))
         except DataError as error:
             problems.extend(error.problems)
     if problems:
@@ -84,14 +85,15 @@ def contains_tars(folder: str) -> bool:
 
 
 def _list_source(
-    field: str, folder: str, kind: Literal["tar", "image"], scale: float, image_extension: str | None
+    field: str, folder: str, kind: Literal["tar", "image"], scale: float, extension: str | None
 ) -> SourceFiles:
     root = absolute(folder)
     test = _is_tar if kind == "tar" else _is_image
     try:
         files = [ShardFile(name, state) for name, state in list_files(root, test)]
     except (FileNotFoundError, NotADirectoryError) as error:
-        problem = "is a file, not a folder" if isinstance(error, NotADirectoryError) else "does not exist"
+        is_there = isinstance(error, NotADirectoryError)
+        problem = f"is {not_a_file(root) or 'a file'}, not a folder" if is_there else "does not exist"
         raise DataError(f"the folder {root} {problem}", where=field, hint="Name the folder of the data.") from None
     except OSError as error:
         where = error.filename or root
@@ -99,7 +101,7 @@ def _list_source(
     if not files:
         files_of = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
         raise DataError(f"the folder {root} contains no {files_of}", where=field)
-    return SourceFiles(field, root, kind, scale, files, image_extension)
+    return SourceFiles(field, root, kind, scale, files, extension)
 
 
 def _is_tar(name: str) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import threading
 import weakref
 from collections import OrderedDict
@@ -23,6 +24,7 @@ from radioplat.data.storage.retry import retried
 from radioplat.spec.resolved.paths import is_remote
 
 _PIECE = 2**23  # bytes per read of a copy
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class FileState(NamedTuple):
@@ -56,6 +58,19 @@ def stat_file(path: str) -> FileState:
         OSError: it is missing or may not be read.
     """
     return retried(lambda: _stat(path), path)
+
+
+def not_a_file(path: str) -> str:
+    """Return what the local ``path`` is if it is no regular file: ``a folder``, ``a pipe``, ``a socket``, ``a device``;
+    "" for a file, and for an object.
+
+    A pipe must not be opened: that waits until another process writes to it.
+
+    Raises:
+        OSError: it is missing or may not be read.
+    """
+    mode = stat.S_IFREG if is_remote(path) else os.stat(path).st_mode
+    return _KINDS.get(stat.S_IFMT(mode), "" if stat.S_ISREG(mode) else "a device")
 
 
 def absolute(path: str) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.loading.image_files import given_images
-from radioplat.errors import DataError, RadioplatError
+from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluation.inference.infer import Prediction, infer
 from radioplat.evaluation.inference.inference_model import InferenceModel, loaded_model, open_inference_model
 from radioplat.models.detectors.base import Detector
@@ -52,7 +52,7 @@ def embed(model: Model, images: Any, *, maps: bool = False, size: int | None = N
         images: a folder, a path of an image, uint8 ``[N, H, W, 3]``, or a sequence of paths and of uint8
             ``[H, W, 3]``.
         maps: also return the spatial maps.
-        size: pixels a side; None: the training resolution, or the fixed size of a file.
+        size: pixels a side, at least 1; None: the training resolution, or the fixed size of a file.
 
     Raises:
         RadioplatError: the model cannot be opened or is a detector, or no image can be read.
@@ -114,11 +114,21 @@ def _mode_of(model: Model) -> Iterator[None]:
 
 
 def _opened(model: Model, size: int | None) -> InferenceModel:
+    if size is not None and size < 1:
+        raise RadioplatError(f"must be at least 1, not {size}", where="size")
     if not isinstance(model, (str, os.PathLike)):
         return loaded_model(model, size)
     spec = Spec()
     spec.dataset.val_img_size = size
-    return open_inference_model(spec, Path(model), "model")
+    try:
+        return open_inference_model(spec, Path(model), "model")
+    except RadioplatError as error:  # it names the field of a spec; the caller gave an argument
+        raise type(error)(*map(_by_argument, error.problems)) from error
+
+
+def _by_argument(problem: Problem) -> Problem:
+    texts = (problem.message, problem.where, problem.hint)
+    return Problem(*(text.replace("dataset.val_img_size", "size") for text in texts))
 
 
 def _run(model: InferenceModel, images: Any, batch_size: int, top_k: int, maps: bool) -> list[Prediction]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from radioplat.data.storage.files import not_a_file
 from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.detection.measure_detector import Detect
 from radioplat.evaluation.models.checkpoints import open_listed
@@ -52,6 +53,9 @@ def open_inference_model(spec: Spec, path: Path, field: str) -> InferenceModel:
     Raises:
         RadioplatError: it cannot be opened, cannot run on this machine, or has another number of classes than names.
     """
+    kind = not_a_file(str(path)) if path.exists() else ""
+    if kind not in ("", "a folder") or (kind and path.suffix.lower() in (".onnx", ".engine")):
+        raise SpecError(f"{path} is {kind}, not a model", where=field)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     entry, where = ModelEntry("model", str(path)), field.rpartition(".")[0]
     classes = tuple(spec.dataset.classes)

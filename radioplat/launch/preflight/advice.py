@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,8 +102,15 @@ def _task_of(teacher: ResolvedTeacher) -> Downstream | None:
     path = Path(teacher.weights or "")
     if teacher.inside or not path.is_file():
         return None
+    state = path.stat()
+    return _task_in(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=16)
+def _task_in(path: Path, size: int, mtime_ns: int) -> Downstream | None:
+    """Return what the file contains; several pieces of advice ask. Size and time tell apart files of one path."""
     try:
-        contents = read_checkpoint(path, teacher.where, shapes_only=True)
+        contents = read_checkpoint(path, shapes_only=True)
     except WeightsError:
         return None  # a file that its adapter reads by itself; advice refuses no run
     return find_downstream(contents.tensors, contents.metadata.get("tao_model", ""))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radioplat.common.out_of_memory import says_out_of_memory
 from radioplat.tracking.attempts.attempts import CAUSES
 from radioplat.training.guards.pause import Paused
 
-_OOM = ("out of memory", "OutOfMemory", "node running low on memory", "MemoryError", "Cannot allocate memory")
+_OOM = ("OutOfMemory", "node running low on memory", "MemoryError")  # names of exceptions, and Ray's words
 _LONG = 400  # characters of a message
 
 
@@ -34,7 +35,7 @@ def cause_of(error: BaseException | None, lost_nodes: list[str], dead_workers: l
     if lost_nodes:
         return "node_lost", f"lost node {', '.join(node[:8] for node in lost_nodes)}"
     for rank, failure in failed:
-        if any(sign in _text(failure) for sign in _OOM):
+        if says_out_of_memory(text := _text(failure)) or any(sign in text for sign in _OOM):
             return "oom", f"rank {rank}: {_line(failure)}"
     if type(error).__name__ == "PreemptionError":
         return "drained", "the preemption deadline passed before the step ended"

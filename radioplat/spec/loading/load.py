@@ -1,6 +1,6 @@
 """Read YAML and overrides into a :class:`Spec`.
 
-All unknown, missing and mistyped fields are reported together, then all numbers out of range.
+All unknown, missing and mistyped fields are reported together, then all values out of range.
 Interpolations (``${...}``) are resolved; ``???`` marks a required value.
 """
 
@@ -26,6 +26,7 @@ from radioplat.spec.loading.tao_detectors import accept_detectors
 from radioplat.spec.loading.tao_fields import accept_tao_fields
 from radioplat.spec.loading.tao_objective import accept_tao_objective
 from radioplat.spec.ranges import range_problems
+from radioplat.spec.resolved.image_extension import extension_problems
 from radioplat.spec.resolved.image_sizes import scale_problems
 from radioplat.spec.schema.root import Spec
 
@@ -42,7 +43,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         ``radioplat.spec.checks``.
 
     Raises:
-        SpecError: with one problem for each unknown, missing or mistyped field, or for each number out of its range.
+        SpecError: with one problem for each unknown, missing or mistyped field, or for each value out of its range.
     """
     name, tree = _read(source)
     for override in overrides:
@@ -61,7 +62,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         spec = _merged(tree)
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
-    problems = [*scale_problems(spec), *range_problems(spec)]
+    problems = [*scale_problems(spec), *range_problems(spec), *extension_problems(spec)]
     if problems:
         raise SpecError(*_located(problems, name))
     return spec

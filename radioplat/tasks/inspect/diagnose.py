@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from radioplat.common import out_of_memory
 from radioplat.data.ledger.ledger import read_rejected
 from radioplat.data.loading.run_data import RunData
 from radioplat.errors import DataError, RadioplatError
@@ -28,12 +29,18 @@ _SECONDARY = re.compile(
     r"(Actor|Worker)\w*(Died|Crashed|Error)|actor died|NCCL.*(remote|system) error|heartbeat",
     re.IGNORECASE,
 )
+_NO_MEMORY = f"(?i:{out_of_memory.WORDS})"
 # Patterns in a log with meaning and advice; the first match counts.
 _SIGNS = (
     (r"No space left on device", "a disk is full", "Free space on the disk of results_dir, or keep fewer checkpoints."),
     (r"Fatal Python error: (Segmentation fault|Aborted|Bus error)", "native code crashed", "The log shows where."),
-    (r"CUDA error: [^\n]*|Xid|uncorrectable ECC", "a GPU failed", "Drain that node; run the command again."),
-    (r"CUDA out of memory|out of memory|OutOfMemory|MemoryError", "memory ran out", "Lower dataset.batch_size."),
+    (
+        rf"CUDA error: (?![^\n]*{_NO_MEMORY})[^\n]*|Xid|uncorrectable ECC",
+        "a GPU failed",
+        "Drain that node; run the command again.",
+    ),
+    (r"teacher \S+ ran out of memory[^\n]*", "a teacher ran out of memory", "Lower its max_batch (teachers.<name>)."),
+    (rf"{_NO_MEMORY}|OutOfMemory|MemoryError", "memory ran out", "Lower dataset.batch_size."),
     (r"(?m)^Killed$|SIGKILL|signal 9", "the process was killed", "Look for the out-of-memory killer in dmesg."),
 )
 _ADVICE = {

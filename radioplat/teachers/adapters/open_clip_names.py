@@ -60,12 +60,15 @@ def text_tower(type_name: str) -> str:
         type_name: OpenCLIP's name, or timm's with its tag.
 
     Returns:
-        The name, then a colon and the tag; empty if ``type_name`` does not determine the weights.
+        The name, then a colon and the tag; empty if ``type_name`` does not determine the weights. OpenCLIP's name
+        without ``-quickgelu`` is a model with GELU, whatever its weights were trained with.
     """
     if match := _OPEN_CLIP.fullmatch(type_name):
         side = f"-{match[5]}" if match[5] not in (None, "224") else ""
         model = f"ViT-{match[1]}-{match[2]}{match[4] or ''}{side}"
         tag = "webli" if match[4] else _ONLY.get(model, "")
+        if bool(match[3] or match[6]) != (tag in _QUICK):
+            return ""  # there are no weights for this activation
     elif (match := _TIMM.fullmatch(type_name)) and match[1] in _LETTERS:
         side = "" if match[3] == "224" else f"-{match[3]}"
         family = _SIGLIP.get(match[4], "")

@@ -12,7 +12,7 @@ import numpy as np
 import ray
 
 from radioplat.data.batch import Batch
-from radioplat.errors import PlacementError, TeacherSilent, TrainingError
+from radioplat.errors import PlacementError, TeacherSilent, TrainingError, wrapped_error
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig, Transport
 from radioplat.teachers.serving.client import Held, Pending
@@ -68,6 +68,7 @@ class RemoteTeacher:
         The result raises:
             TeacherSilent: one forward has run for ``timeout_s``, and again after the replica was restarted.
             TrainingError: no replica came back within ``recovery_timeout_s``.
+            TeacherOutOfMemory: a forward does not fit into the memory of the replica.
         """
         request = _Request(self, shared)
         return request.wait
@@ -181,6 +182,11 @@ class _Request:
                 self._closed()
                 teacher._restarted.add(self._replica._actor_id)
                 self._send()
+            except ray.exceptions.RayTaskError as error:
+                self._closed()
+                if known := wrapped_error(error):  # without Ray's traceback in its message
+                    raise known from None
+                raise
             except _LOST:
                 self._closed()
                 teacher.forget_replicas()

@@ -7,6 +7,8 @@ import time
 import numpy as np
 import torch
 
+from radioplat.common.out_of_memory import ran_out
+from radioplat.errors import TeacherOutOfMemory
 from radioplat.losses.base.reduce import to_grid
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -19,11 +21,15 @@ class TeacherRunner:
     """Forward, resize to the loss grid, pack; ``precision`` is the name of the forward's dtype.
 
     Every forward has exactly ``teachers.<name>.max_batch`` rows, the last padded with zeros: a sample's features do not
-    depend on the other samples of the forward, to the bit.
+    depend on the other samples of the forward, to the bit. So a forward that runs out of memory is not halved.
+
+    Raises:
+        TeacherOutOfMemory: the weights do not fit into memory.
     """
 
     def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
-        self.model = FrozenTeacher(teacher, device)
+        self.name = teacher.name
+        self.model = self._built(teacher, device)
         self.precision = str(self.model.dtype).removeprefix("torch.")
         self._on_gpu = torch.device(device).type == "cuda"
         assert teacher.service.max_batch is not None  # resolving the spec sets it
@@ -38,10 +44,43 @@ class TeacherRunner:
         Args:
             grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
             wanted: ``summary``, ``spatial``, ``logits``.
+
+        Raises:
+            TeacherOutOfMemory: a forward does not fit into memory.
         """
         size = self.max_batch
-        parts = [self._forward(pixels[i : i + size], size, grid, wanted) for i in range(0, len(pixels), size)]
-        return joined(parts)
+        try:
+            return joined(
+                [self._forward(pixels[i : i + size], size, grid, wanted) for i in range(0, len(pixels), size)]
+            )
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            reason = _line(error)
+        # After the except clause: the error refers to frames, and these to the tensors that fill the memory.
+        height, width = pixels.shape[2:]
+        smaller = f"Lower it, for example to {size // 2} (default: dataset.batch_size): more forwards of fewer images."
+        single = (
+            "A single image does not fit: set precision to bf16, or give the teacher a device with more free memory."
+        )
+        raise TeacherOutOfMemory(
+            f"teacher {self.name} ran out of memory in a forward of {size} images of {height} x {width} px ({reason})",
+            where=f"teachers.{self.name}.max_batch",
+            hint=smaller if size > 1 else single,
+        )
+
+    def _built(self, teacher: ResolvedTeacher, device: str) -> FrozenTeacher:
+        try:
+            return FrozenTeacher(teacher, device)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+            reason = _line(error)
+        raise TeacherOutOfMemory(
+            f"the weights of teacher {self.name} do not fit into the memory of {device} ({reason})",
+            where=f"teachers.{self.name}",
+            hint="Set precision to bf16, or give it a device with more free memory: placement: spread, num_gpus: 1.",
+        )
 
     def _forward(self, pixels: np.ndarray, size: int, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         begin, rows = time.perf_counter(), len(pixels)
@@ -60,3 +99,8 @@ class TeacherRunner:
         if self._on_gpu:
             torch.cuda.synchronize()  # to measure the time, and so that others can read the features
         return packed.taking(time.perf_counter() - begin)
+
+
+def _line(error: Exception) -> str:
+    """Return the message of an error as one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

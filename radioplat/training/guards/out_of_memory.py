@@ -12,23 +12,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
+from radioplat.common.out_of_memory import ran_out
 from radioplat.errors import OutOfMemory, TrainingError
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.logs import cause_of
 from radioplat.tracking.results import write_atomic
 
 FILE = "memory.json"
-# Messages of RuntimeErrors from torch's CPU allocator and from C++.
-_MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
-
-
-def ran_out(error: BaseException) -> bool:
-    """Return True if ``error`` means that GPU or host memory ran out."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def halvings(task_folder: Path, spec: Spec, attempt: int) -> tuple[int, str]:

@@ -145,6 +145,22 @@ def test_another_image_extension_is_another_scan(tmp_path, write_tar, photo):
         widths(None)
 
 
+def test_another_spelling_of_an_image_extension_is_the_same_scan(tmp_path, write_tar, photo):
+    write_tar(tmp_path / "a/0.tar", [("0.LEFT.jpg", photo(40, 30)), ("0.right.jpg", photo(50, 30))])
+    scanned: list[str] = []
+
+    def scan(batches):
+        scanned.extend(batch.names[0] for batch in batches)
+        return scan_here(batches, 1)
+
+    def fingerprint(extension: str) -> str:
+        source = SplitConfig(tar_data_sources=[TarSource(str(tmp_path / "a"), image_extension=extension)])
+        return build_index(source, "d", tmp_path / "i", max_pixels=LIMIT, scan=scan).fingerprint()
+
+    assert len({fingerprint(extension) for extension in ("left.jpg", ".left.jpg", "LEFT.JPG", ".Left.jpg")}) == 1
+    assert scanned == ["0.tar"]
+
+
 def test_names_are_numbered_over_the_train_split(corpus, write_tar, photo):
     train = build(corpus)
     assert train.classes == ["c0", "c1"] == json.loads((corpus / "index/classes.json").read_text())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -77,6 +79,37 @@ def test_an_image_over_the_limit_or_gone_is_named(folder):
     images = given_images([folder / "a.jpg", folder / "nowhere.jpg"])
     ((large, gone),) = view_batches(images, SIZE, 8, max_pixels=1000)
     assert large.error == "too_many_pixels: 512x512" and gone.error.startswith("missing_file: No such file")
+
+
+def special_files(folder) -> dict[str, str]:
+    """A pipe, a socket and a folder in ``folder``, and what a user calls them."""
+    os.mkfifo(folder / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(folder / "socket.jpg"))
+    (folder / "folder.jpg").mkdir()
+    return {str(folder / f"{kind}.jpg"): f"a {kind}" for kind in ("pipe", "socket", "folder")} | {
+        "/dev/null": "a device"
+    }
+
+
+def test_what_is_no_file_is_named_and_not_opened(tmp_path):
+    kinds = special_files(tmp_path)
+    (views,) = view_batches(given_images(list(kinds)), SIZE, 8)
+    assert [view.image.name for view in views] == list(kinds)
+    for view, kind in zip(views, kinds.values(), strict=True):
+        advice = "; give its files, or the folder alone" if kind == "a folder" else ""
+        assert view.error == f"not_a_file: it is {kind}{advice}"
+    with pytest.raises(DataError, match="d.images_dir: the folder .*pipe.jpg is a pipe, not a folder"):
+        images_in(str(tmp_path / "pipe.jpg"), "d.images_dir")
+    ((pipe,),) = view_batches(given_images(tmp_path / "pipe.jpg"), SIZE, 8)
+    assert pipe.error == "not_a_file: it is a pipe"
+
+
+def test_a_path_below_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    ((view,),) = view_batches(given_images("~/a.jpg"), SIZE, 8)
+    assert view.pixels is not None
+    assert len(given_images("~/cats")) == 2
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from webdataset.tariterators import base_plus_ext
 from radioplat.data.scan.names import split_name
 from radioplat.data.scan.shard import scan_tar
 from radioplat.data.storage.files import read_range
+from radioplat.spec.resolved.image_extension import image_extension
+from radioplat.spec.schema.dataset import TarSource
 
 Members = list[tuple[str, bytes]]
 JSON = b'{"label": 3, "sha256": "s", "caption": "a cup"}'
@@ -185,8 +187,8 @@ def test_which_image_of_several(tmp_path, write_tar, picture):
 
     theirs = {s["__key__"]: s for s in read_by_webdataset(path)}
     for chosen in ("rgb.jpg", ".RGB.jpg", "depth.png", "jpg"):
-        scan = scan_tar(str(path), chosen)
-        extension = chosen.lower().removeprefix(".")
+        extension = image_extension(TarSource("", image_extension=chosen))
+        scan = scan_tar(str(path), extension)
         rows = scan.rows.to_pylist()
         found = {r["key"]: read_range(str(path), r["offset"], r["length"]) for r in rows}
         assert found == {key: s[extension] for key, s in theirs.items() if extension in s}

@@ -13,6 +13,7 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import STEPS, take_steps
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.read import read_checkpoint
 from radioplat.spec.loading.load import load_spec
 
 LABELS, CNN, FEW = "fine-tune the teacher", "may struggle to learn from a ViT", "small students need more images"
@@ -82,6 +83,24 @@ def test_a_backbone_that_tao_trained_for_a_task(planned, task, told, tmp_path):
     assert (LABELS in facts.get("TAO's advice", "")) is told
     place = f"t is the backbone under {prefix!r} of TAO's {task.upper()}, and this is not used: 1 tensor: model."
     assert place in facts["teachers' files"]
+
+
+def test_a_teachers_file_is_read_once_for_all_advice(planned, tmp_path, monkeypatch):
+    """And again when the file was replaced."""
+    read: list[str] = []
+
+    def counted(path, *arguments, **options):
+        read.append(path.name)
+        return read_checkpoint(path, *arguments, **options)
+
+    monkeypatch.setattr(advice, "read_checkpoint", counted)
+    plain = timm.create_model(VIT, num_classes=0).state_dict()
+    for task, prefix in (("dino", "model.model.backbone.0.body."), ("mae", "model.")):
+        state = {prefix + k: v for k, v in plain.items()} | {"model.decoder_embed.weight": torch.ones(2)}
+        torch.save({"state_dict": state, "tao_model": task}, tmp_path / "w.pth")
+        facts = planned("test_vit2", VIT, 2, 0.5, pretrained_teacher_model_path=str(tmp_path / "w.pth"))
+        assert f"of TAO's {task.upper()}" in facts["teachers' files"] and read == ["w.pth"]
+        read.clear()
 
 
 @pytest.mark.parametrize("classes", [2, 0])

@@ -11,6 +11,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import PreemptionError, WorkerGroupError
 from ray.train.v2.api.preemption import PreemptionInfo
 
+from radioplat.errors import TeacherOutOfMemory
 from radioplat.launch.ray.causes import cause_of, has_died, is_planned
 from radioplat.training.guards.pause import Paused
 
@@ -57,6 +58,17 @@ def test_memory(failure):
     if isinstance(failure, WorkerHealthCheckFailedError):
         failure.health_check_failure.error_msg = "Task was killed due to the node running low on memory."
     assert cause_of(group(BROKEN, failure), [], [])[0] == "oom"
+
+
+@pytest.mark.parametrize("words", ["CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "out of memory"])
+def test_memory_without_torchs_allocator(words):
+    assert cause_of(group(BROKEN, RuntimeError(f"CUDA error: {words}")), [], [])[0] == "oom"
+
+
+def test_a_teachers_lack_of_memory_halves_no_student():
+    teacher = TeacherOutOfMemory("teacher t ran out of memory", where="teachers.t.max_batch")
+    cause, detail = cause_of(group(BROKEN, teacher), [], [])
+    assert cause == "error" and "teachers.t.max_batch" in detail
 
 
 def test_what_names_its_cause_is_believed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -267,12 +268,20 @@ def test_the_command_reads_the_latest_checkpoint(made, tmp_path, capsys):
         (["inference.checkpoint=null"], "inference.checkpoint: no trained student"),
         (["inference.checkpoint={made}/student.txt"], "inference.checkpoint: .* is no model"),
         (["inference.checkpoint=null", "inference.trt_engine={made}/no.engine"], "inference.trt_engine: there is no"),
+        (["inference.checkpoint=null", "inference.trt_engine={made}/student"], "trt_engine: .*student is no .engine"),
+        (["inference.checkpoint=null", "inference.trt_engine={made}/student.onnx"], "given in inference.checkpoint"),
+        (["inference.checkpoint=null", "inference.trt_engine={made}/d.engine"], "d.engine is a folder, not a model"),
+        (["inference.checkpoint={made}/pipe.safetensors"], "checkpoint: .*pipe.safetensors is a pipe, not a model"),
+        (["inference.checkpoint={made}/pipe.onnx"], "checkpoint: .*pipe.onnx is a pipe, not a model"),
         (["inference.checkpoint={made}/student.onnx", "dataset.val_img_size=32"], "inference.checkpoint: it takes 64"),
         (["inference.checkpoint={made}/classifier.onnx", "dataset.classes=[a]"], "dataset.classes: 1 classes"),
     ],
 )
 def test_what_cannot_be_used_is_refused(made, tmp_path, overrides, says):
     (made / "student.txt").write_text("no model")
+    (made / "d.engine").mkdir(exist_ok=True)
+    for name in ("pipe.safetensors", "pipe.onnx"):
+        (made / name).exists() or os.mkfifo(made / name)
     (made / "bad").mkdir(exist_ok=True)
     (made / "bad/x.jpg").write_bytes(b"no image")
     spec = spec_of(made, tmp_path, checkpoint=str(made / "student"))
@@ -313,3 +322,34 @@ def test_a_model_is_asked_for_what_it_has(made, detector):
     assert np.array_equal(loaded[0].boxes, same.boxes)
     with pytest.raises(RadioplatError, match="not a multiple of the detector's stride"):
         radioplat.predict(load_detector(detector), made / "images", size=65)
+
+
+@pytest.mark.parametrize("name", ["student", "student.onnx", "student.engine"])
+def test_a_wrong_size_is_that_of_the_argument(made, name):
+    for size in (0, -1, SIZE + 1) if "." in name else (0, -1):
+        with pytest.raises(RadioplatError, match="size") as caught:
+            radioplat.embed(made / name, made / "images", size=size)
+        assert "val_img_size" not in str(caught.value) and str(size) in str(caught.value)
+
+
+def test_a_size_that_the_patches_or_strides_do_not_divide(tmp_path, made, detector):
+    save_model(Student(StudentArchitecture("vit_tiny_patch16_224", img_size=SIZE)).eval(), tmp_path / "vit")
+    for call, model in ((radioplat.embed, tmp_path / "vit"), (radioplat.predict, detector)):
+        with pytest.raises(RadioplatError, match="65 is not a multiple") as caught:
+            call(model, made / "images", size=65)
+        (problem,) = caught.value.problems
+        assert "val_img_size" not in str(problem) and "size" in (problem.where, *problem.hint.split())
+
+
+def test_a_pipe_among_images(made, tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    found = radioplat.embed(made / "student", [tmp_path / "pipe.jpg", made / "images", made / "images/coffee.png"])
+    assert found.errors == {
+        0: "not_a_file: it is a pipe",
+        1: "not_a_file: it is a folder; give its files, or the folder alone",
+    }
+    assert np.isfinite(found.summary[2]).all()
+    with pytest.raises(RadioplatError, match="no image can be read; .*pipe.jpg: not_a_file: it is a pipe"):
+        radioplat.embed(made / "student", tmp_path / "pipe.jpg")
+    with pytest.raises(RadioplatError, match="model: .*pipe.jpg is a pipe, not a model"):
+        radioplat.embed(tmp_path / "pipe.jpg", made / "images")

@@ -47,6 +47,9 @@ def test_a_name_of_open_clip_without_a_tag_has_a_tower_only_if_it_has_one_set_of
         assert tower in ("", f"{model}:{known[0]}") and (not tower or len(known) == 1)
     assert text_tower("ViT-SO400M-14-SigLIP-384") == "ViT-SO400M-14-SigLIP-384:webli"
     assert text_tower("ViT-H-14-378-quickgelu") == "ViT-H-14-378-quickgelu:dfn5b"
+    for model in ("ViT-H-14-378", "ViT-L-14-336", "ViT-B-32-256-quickgelu"):
+        assert text_tower(model) == "", "no weights were trained with its activation"
+    assert text_tower("ViT-L-14-336-quickgelu") == "ViT-L-14-336-quickgelu:openai"
     assert text_tower("ViT-H-14") == text_tower("resnet50") == text_tower("vit_base_patch16_siglip_224") == ""
 
 

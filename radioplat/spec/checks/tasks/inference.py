@@ -17,6 +17,9 @@ def inference_problems(spec: Spec) -> Iterator[Problem]:
     if config.checkpoint and config.trt_engine:
         hint = "Give the one that is to be used."
         yield Problem("there is a checkpoint and an engine", "inference.trt_engine", hint)
+    elif config.trt_engine and not config.trt_engine.lower().endswith(".engine"):
+        hint = "Checkpoints, weights and ONNX files are given in inference.checkpoint."
+        yield Problem(f"{config.trt_engine} is no .engine", "inference.trt_engine", hint)
 
 
 def inference_image_problems(spec: Spec) -> Iterator[Problem]:
