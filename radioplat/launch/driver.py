@@ -114,8 +114,10 @@ def _run_alone(
                 if fact := prepared.facts.get(title):
                     say(f"{title}: {fact}")
                     status.write(f"{title}: {fact}")
-            # With what was decided for unset fields; of a run without teachers the user's spec, teaching included.
-            folder.write_experiment(to_yaml(run.spec if run.teachers else spec))
+            # With what was decided for unset fields; of a run without teachers the user's spec, teaching included, with
+            # the precision that its later starts keep.
+            own = replace(spec, train=replace(spec.train, precision=run.spec.train.precision))
+            folder.write_experiment(to_yaml(run.spec if run.teachers else own))
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),
