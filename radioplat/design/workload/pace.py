@@ -8,7 +8,6 @@ image then asks as many images a second as a replica of a teacher of F operation
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,7 +71,7 @@ def pace_of(work: Work, workers: int, teachers: list[ResolvedTeacher]) -> Pace:
 def automatic_replicas(spec: Spec, teachers: list[ResolvedTeacher], work: Work, resources: Resources) -> dict[str, int]:
     """Return the number of replicas of each teacher with ``replicas: auto``: as many as keep up and have a GPU.
 
-    Each has one at least. While some do not keep up and GPUs are left, the one that is furthest behind gets another.
+    Each has one at least. While some do not keep up, the one that is furthest behind gets another, if there is a GPU.
     """
     open_ones = [t for t in teachers if t.service.replicas == AUTO and t.name in work.outer]
     counts = {teacher.name: 1 for teacher in open_ones}
@@ -82,13 +81,9 @@ def automatic_replicas(spec: Spec, teachers: list[ResolvedTeacher], work: Work, 
     room = resources.gpus - workers - taken
     needed = replicas_needed(work, workers, each)
     while True:
-        behind = [
-            name
-            for name in counts
-            if counts[name] < math.ceil(needed.get(name, 0) - _ROUNDING) and each[name] <= room + _ROUNDING
-        ]
-        if not behind:
-            return counts
-        last = min(behind, key=lambda name: counts[name] / needed[name])
+        behind = [name for name in counts if counts[name] < needed.get(name, 0) - _ROUNDING]
+        last = min(behind, key=lambda name: counts[name] / needed[name], default=None)
+        if last is None or each[last] > room + _ROUNDING:
+            return counts  # others would still wait for the last one
         counts[last] += 1
         room -= each[last]

@@ -56,8 +56,8 @@ def work_of(spec: Spec, models: Models, on_ray: bool) -> Work:
     student = build_on_meta(models.architecture).eval()
     draw = student_sizes(spec) or ((spec.dataset.img_size, 1.0),)
     wanted = frozenset({"summary", "spatial"})
-    backbone = _mean(draw, lambda size: forward_flops(lambda images: student.backbone(images, wanted), size))
-    whole = _mean(draw, lambda size: forward_flops(student.run_all, size))
+    backbone = _mean(draw, lambda size: forward_flops(student, lambda images: student.backbone(images, wanted), size))
+    whole = _mean(draw, lambda size: forward_flops(student, student.run_all, size))
     frozen = spec.model.backbone.freeze_backbone
     inner: dict[str, float] = {}
     outside: dict[str, dict[str, float]] = {"inline": {}, "outer": {}}

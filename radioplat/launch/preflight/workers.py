@@ -16,26 +16,27 @@ from radioplat.design.workload.precision import decide_precision
 from radioplat.design.workload.work import Work, work_of
 from radioplat.errors import Problem, RadioplatError
 from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.spec.resolved.precision import uses_tf32
 from radioplat.spec.schema.cluster import AUTO
 from radioplat.spec.schema.model import ModelTask
-from radioplat.spec.schema.train import Precision
 
 
 def precision(preflight: Preflight) -> None:
-    """Decide ``train.precision: auto`` for all workers; a run that has begun keeps its own."""
+    """Decide ``train.precision: auto`` and ``train.tf32`` for all workers; a run that has begun keeps its own."""
     spec = preflight.spec
     if preflight.level >= Level.start:
         with contextlib.suppress(RadioplatError):  # of the cluster: the step `placement` reports it
             preflight.on_ray = uses_ray(spec)
             preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
-    if spec.train.precision is not Precision.auto:
-        return
-    workers = preflight.resources or Resources.this_machine()
-    decision = decide_precision(spec, workers, earlier_spec(spec, preflight.folder))
-    assert decision is not None  # the spec names none
-    preflight.decide(*[decision] if decision.reason else [])
+    earlier = earlier_spec(spec, preflight.folder)
     preflight.spec = copy.deepcopy(spec)
-    preflight.spec.train.precision = decision.value
+    train = preflight.spec.train
+    if train.tf32 is None:
+        train.tf32 = earlier is None or uses_tf32(earlier.train)
+    decision = decide_precision(spec, preflight.resources or Resources.this_machine(), earlier)
+    if decision is not None:
+        train.precision = decision.value
+        preflight.decide(*[decision] if decision.reason else [])
 
 
 def compiling(preflight: Preflight) -> Iterator[Problem]:

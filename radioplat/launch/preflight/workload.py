@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from radioplat.cluster.resources import demand_of, teacher_gpus
@@ -15,7 +14,7 @@ from radioplat.design.workload.work import Work, is_inline
 from radioplat.launch.preflight.advice import convolves
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import work_on_gpus
-from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.precision import precision_of, uses_tf32
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.distill import Source
@@ -24,6 +23,9 @@ from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.training.feed.feeder import prefetch_depth
 
+# DeepSpeed's Python took 23 ms for a micro-batch of a ViT-L with ZeRO-2, measured on a CPU; a GPU that is faster waits.
+LEAST_BUSY_S = 0.02
+
 
 def arithmetic(preflight: Preflight) -> None:
     """Record number formats and engine of a run on GPUs; warn of those that are slow there."""
@@ -31,7 +33,7 @@ def arithmetic(preflight: Preflight) -> None:
     if preflight.models is None or resources is None or not resources.gpus:
         return
     train = spec.train
-    rest = "as TF32" if train.tf32 else "in full"
+    rest = "as TF32" if uses_tf32(train) else "in full"
     cudnn = "the same algorithms always" if train.cudnn.deterministic else "the fastest algorithms"
     preflight.facts["arithmetic"] = (
         f"{precision_of(train).value} by DeepSpeed, ZeRO stage {zero_stage(train)}; what is fp32 is computed {rest}; "
@@ -45,12 +47,12 @@ def _slow_arithmetic(preflight: Preflight) -> Iterator[str]:
     assert models is not None and resources is not None
     able = all(kind.bf16 is not False for kind in resources.kinds)
     if able and precision_of(spec.train) is Precision.fp32 and spec.model.task is not ModelTask.detection:
-        half = "at half the rate of bf16 or less" if spec.train.tf32 else "at a tenth of the rate of bf16 or less"
+        half = "at half the rate of bf16 or less" if uses_tf32(spec.train) else "at a tenth of the rate of bf16 or less"
         yield (
             f"train.precision is fp32: GPUs multiply it {half}, and activations take twice the memory; new runs get "
             "bf16 with auto"
         )
-    if not spec.train.tf32:
+    if not uses_tf32(spec.train):
         yield "train.tf32 is false: products that stay fp32, of losses and transforms, do not use the tensor cores"
     if spec.train.cudnn.deterministic and convolves(build_on_meta(models.architecture).backbone):
         yield "train.cudnn.deterministic is true: the student's convolutions do not get cuDNN's fastest algorithms"
@@ -64,28 +66,26 @@ def gpus(preflight: Preflight) -> None:
     outer = [teacher for teacher in models.teachers if not teacher.inside]
     shared = any(teacher.service.num_gpus for teacher in outer)
     if resources.gpus or spec.worker_bounds[1] > 1 or shared:
-        preflight.facts["GPUs"] = gpus_taken(spec, outer, preflight.on_ray)
-        if resources.gpus:
-            where = "the cluster" if preflight.on_ray else "this machine"
-            preflight.facts["GPUs"] += f"; {where} has {resources.gpus:g}"
+        needed, parts = gpus_taken(spec, outer, preflight.on_ray)
+        there = f"of {resources.gpus:g}" if resources.gpus else "on a cluster that has some"
+        preflight.facts["GPUs"] = f"{needed:g} {there}: {parts}"
 
 
-def gpus_taken(spec: Spec, teachers: list[ResolvedTeacher], on_ray: bool) -> str:
-    """Return the GPUs that a run takes where there are some, as a sum.
+def gpus_taken(spec: Spec, teachers: list[ResolvedTeacher], on_ray: bool) -> tuple[float, str]:
+    """Return the GPUs that a run takes where there are some, and the same as a sum in words.
 
     Args:
         teachers: those with frozen weights.
     """
     fewest, most = spec.worker_bounds
-    parts = [f"{fewest if fewest == most else f'{fewest} to {most}'} worker(s)"]
-    inside = [teacher.name for teacher in teachers if is_inline(teacher, on_ray)]
-    for teacher in teachers:
-        if teacher.name not in inside:
-            least, _ = teacher.service.bounds
-            parts.append(f"{teacher.name} {least} x {teacher_gpus(teacher.service.num_gpus, gpus=True):g}")
-    within = f", which also run {', '.join(inside)}" if inside else ""
-    needed = demand_of(spec, [t for t in teachers if t.name not in inside], gpus=True).gpus
-    return f"{needed:g} where there are GPUs: {' + '.join([parts[0] + within, *parts[1:]])}"
+    inside = [teacher for teacher in teachers if is_inline(teacher, on_ray)]
+    outside = [teacher for teacher in teachers if teacher not in inside]
+    within = f" with {', '.join(teacher.name for teacher in inside)} inline" if inside else ""
+    parts = [f"{fewest if fewest == most else f'{fewest} to {most}'} worker(s){within}"]
+    for teacher in outside:
+        least, share = teacher.service.bounds[0], teacher_gpus(teacher.service.num_gpus, gpus=True)
+        parts.append(f"{teacher.name} {least} x {share:g}")
+    return demand_of(spec, outside, gpus=True).gpus, " + ".join(parts)
 
 
 def operations(preflight: Preflight) -> None:
@@ -96,7 +96,7 @@ def operations(preflight: Preflight) -> None:
     if work.recomputed:
         parts.append(f"{_giga(work.recomputed)} recomputed (train.grad_checkpointing)")
     parts += [f"{name} {_giga(flops)} inside the student's step" for name, flops in work.inner.items()]
-    parts += [f"{name} {_giga(flops)} in the workers" for name, flops in work.inline.items()]
+    parts += [f"{name} {_giga(flops)} inline" for name, flops in work.inline.items()]
     parts += [f"{name} {_giga(flops)}" for name, flops in work.outer.items()]
     preflight.facts["GFLOP an image"] = ", ".join(parts)
 
@@ -106,20 +106,40 @@ def pace(preflight: Preflight) -> None:
     work, models, resources = work_on_gpus(preflight), preflight.models, preflight.resources
     if work is None or models is None or resources is None:
         return
-    found = pace_of(work, preflight.spec.worker_bounds[1], models.teachers)
-    preflight.facts["pace"] = _pace(work, found, [kind.peak for kind in resources.kinds])
-    for name, needed in found.needed.items():
-        running = found.running[name]
-        preflight.facts[f"replicas of {name}"] = f"{running}; {needed:.2g} keep up with {found.workers} worker(s)"
-    for name in found.slow:
-        running, needed = found.running[name], found.needed[name]
+    spec = preflight.spec
+    found = pace_of(work, spec.worker_bounds[1], models.teachers)
+    peaks = [kind.peak for kind in resources.kinds]
+    peak = min((peak for peak in peaks if peak), default=None) if None not in peaks else None
+    if precision_of(spec.train) is Precision.fp32:
+        peak = None  # those known are of bf16
+    preflight.facts["time of the workers' GPUs, at best"] = _shares(work, found)
+    if peak is not None:
+        rate = found.workers * found.busy * UTILISATION * peak / work.of_worker
+        preflight.facts["rate, at best"] = (
+            f"{rate:,.0f} images/s in all if GPUs reach {UTILISATION:.0%} of their peak, an MFU of "
+            f"{UTILISATION * found.student:.0%} for the student"
+        )
+        busy = spec.dataset.batch_size * work.of_worker / (UTILISATION * peak)
+        if busy < LEAST_BUSY_S:
+            preflight.warnings.append(
+                f"dataset.batch_size is {spec.dataset.batch_size}: a GPU computes such a micro-batch in about "
+                f"{busy * 1e3:.2g} ms, less than Python needs to start it (about {LEAST_BUSY_S * 1e3:g} ms); raise it "
+                "if memory allows"
+            )
+    if found.needed:
+        preflight.facts["replicas"] = ", ".join(
+            f"{name} {found.running[name]} ({needed:.2g} keep up with {found.workers} worker(s))"
+            for name, needed in found.needed.items()
+        )
+    if found.slow:
+        few = ", ".join(f"teachers.{name}.replicas is {found.running[name]}" for name in found.slow)
         preflight.warnings.append(
-            f"teachers.{name}.replicas: {running} of about {math.ceil(needed)} that keep up, so the workers wait "
-            f"{1 - running / needed:.0%} of the time; raise it, or take fewer workers"
+            f"{few}, too few to keep up: the workers wait {1 - found.busy:.0%} of the time; raise the number (auto "
+            "takes what fits), take fewer workers, or placement: inline"
         )
 
 
-def _pace(work: Work, found: Pace, peaks: list[float | None]) -> str:
+def _shares(work: Work, found: Pace) -> str:
     computing = {
         "the student": work.student,
         "its recomputed forward pass": work.recomputed,
@@ -127,16 +147,7 @@ def _pace(work: Work, found: Pace, peaks: list[float | None]) -> str:
         "inline teachers": sum(work.inline.values()),
     }
     shares = [f"{name} {found.busy * flops / work.of_worker:.0%}" for name, flops in computing.items() if flops]
-    shares += [f"waiting for teachers {1 - found.busy:.0%}"] if found.slow else []
-    line = f"time of the workers' GPUs, at best: {', '.join(shares)}"
-    slowest = min((peak for peak in peaks if peak), default=None)
-    if slowest is None or None in peaks:
-        return line
-    rate = found.workers * found.busy * UTILISATION * slowest / work.of_worker
-    return (
-        f"{line}; if they reach {UTILISATION:.0%} of their bf16 peak, {rate:,.0f} images/s in all, at an MFU of "
-        f"{UTILISATION * found.student:.0%}"
-    )
+    return ", ".join([*shares, *([f"waiting for teachers {1 - found.busy:.0%}"] if found.slow else [])])
 
 
 def sent(preflight: Preflight) -> None:

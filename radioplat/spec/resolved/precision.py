@@ -1,4 +1,4 @@
-"""The number format that a run computes in."""
+"""The number formats that a run computes in."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ def precision_of(train: TrainConfig) -> Precision:
     spec, or a version without ``auto`` has run it: fp32, which all hardware has, and which was the only default then.
     """
     return Precision.fp32 if train.precision is Precision.auto else train.precision
+
+
+def uses_tf32(train: TrainConfig) -> bool:
+    """Return whether fp32 is computed as TF32 on GPUs; a start sets the field, and versions without it never did."""
+    return bool(train.tf32)

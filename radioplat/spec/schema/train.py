@@ -174,8 +174,9 @@ class TrainConfig:
     # (+) true: pretrained weights that do not fit, or parameters without any, are an error instead of a warning
     pretrained_strict: bool = False
     precision: Precision = Precision.auto
-    # (+) fp32 products and convolutions on GPUs as TF32: 8 bits of exponent and 10 of fraction, sums in fp32
-    tf32: bool = True
+    # (+) compute what is fp32 on GPUs as TF32: factors with 10 bits of fraction, sums in fp32. Unset: true, unless the
+    # run began without it
+    tf32: bool | None = None
     clip_grad_norm: float = number(2.0, at_least=0, hint="0: no clipping.")
     enable_ema: bool = False
     # unset: by the length of the run, over about a tenth of its steps

@@ -35,4 +35,4 @@ def _backbone(teacher: ResolvedTeacher, size: int) -> int:
     with on_meta() if described else contextlib.nullcontext():
         model = kind.build(replace(teacher, input_size=size)).eval()
     wanted = teacher.wanted & (BOTH | {"logits"}) or BOTH  # outputs of modules, for bindings, come on the way
-    return forward_flops(lambda images: model(images, wanted), size, "meta" if described else "cpu")
+    return forward_flops(model, lambda images: model(images, wanted), size, "meta" if described else "cpu")

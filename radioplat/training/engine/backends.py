@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from radioplat.spec.resolved.precision import uses_tf32
 from radioplat.spec.schema.train import TrainConfig
 
 
@@ -16,5 +17,5 @@ def set_backends(train: TrainConfig, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = train.cudnn.benchmark
     torch.backends.cudnn.deterministic = train.cudnn.deterministic
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = train.tf32
+        torch.set_float32_matmul_precision("high" if uses_tf32(train) else "highest")
+        torch.backends.cudnn.allow_tf32 = uses_tf32(train)
