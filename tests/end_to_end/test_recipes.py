@@ -136,7 +136,7 @@ SMALL: dict[str, tuple[Callable[[Path], tuple[list[list[str]], list[str]]], dict
     "node_8gpu": (
         node_8gpu,
         {
-            name: {f"{kind} by BALANCED{PHI_S}" for kind in ("summary", "spatial")}
+            name: {*(f"{kind} by BALANCED{PHI_S}" for kind in ("summary", "spatial")), f"summary by similarity{PHI_S}"}
             for name in ("clip", "siglip", "dino_v2")
         },
     ),
