@@ -1,4 +1,4 @@
-"""What is known of kinds of GPUs by their names: whether they multiply bf16, and how fast."""
+"""Kinds of GPUs by their names: whether they multiply bf16, and how fast."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def kind_of(name: str, capability: tuple[int, int] | None = None) -> GpuKind:
 def kinds_here() -> tuple[GpuKind, ...]:
     """Return the distinct kinds of this machine's GPUs, by name."""
     count = torch.cuda.device_count()
-    found = {kind_of(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(count)}
-    return tuple(sorted(found, key=lambda kind: kind.name))
+    kinds = {kind_of(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(count)}
+    return tuple(sorted(kinds, key=lambda kind: kind.name))
 
 
 def kinds_of_cluster(resources: Iterable[str], of_workers: Iterable[str] = ()) -> tuple[GpuKind, ...]:
@@ -72,6 +72,6 @@ def kinds_of_cluster(resources: Iterable[str], of_workers: Iterable[str] = ()) -
         resources: names of the cluster's resources; ``accelerator_type:H100`` is one of a node with H100s.
         of_workers: names of the resources that each worker asks for; one of an accelerator leaves only its kind.
     """
-    asked = [name for name in of_workers if name.startswith(_RAY_PREFIX)]
-    names = {name.removeprefix(_RAY_PREFIX) for name in asked or resources if name.startswith(_RAY_PREFIX)}
+    requested = [name for name in of_workers if name.startswith(_RAY_PREFIX)]
+    names = {name.removeprefix(_RAY_PREFIX) for name in requested or resources if name.startswith(_RAY_PREFIX)}
     return tuple(kind_of(name) for name in sorted(names) if not name.upper().startswith(("TPU", "AWS", "INTEL")))

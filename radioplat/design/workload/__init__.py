@@ -1,1 +1,1 @@
-"""What a run computes and sends for each image, and what follows: its precision, and the replicas of teachers."""
+"""Operations and bytes of a run for each image, and decisions that follow: precision, replicas of teachers."""

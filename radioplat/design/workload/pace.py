@@ -1,4 +1,4 @@
-"""How many replicas of each teacher keep up with the students, and how busy the students' GPUs then are.
+"""Replicas of each teacher that keep up with the students, and the time in which the students' GPUs compute.
 
 Every model is taken to reach the same share of a GPU's peak, and all GPUs to be alike. A worker with W operations an
 image then asks as many images a second as a replica of a teacher of F operations, on g of a GPU, answers if there are

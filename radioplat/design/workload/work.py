@@ -88,8 +88,8 @@ def is_inline(teacher: ResolvedTeacher, on_ray: bool) -> bool:
 def seen_share(spec: Spec, teacher: str) -> float:
     """Return the share of the run's micro-batches that ``teacher`` sees, by stages and partitions."""
     everything = list(stretches(spec))
-    seen = sum(weight for stage, part, weight in everything if stage.has(teacher) and sees(spec, part, teacher))
-    return seen / sum(weight for _, _, weight in everything)
+    part_seen = sum(weight for stage, part, weight in everything if stage.has(teacher) and sees(spec, part, teacher))
+    return part_seen / sum(weight for _, _, weight in everything)
 
 
 def _forward(spec: Spec, teacher: ResolvedTeacher) -> float:

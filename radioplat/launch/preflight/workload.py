@@ -107,17 +107,17 @@ def pace(preflight: Preflight) -> None:
     if work is None or models is None or resources is None:
         return
     spec = preflight.spec
-    found = pace_of(work, spec.worker_bounds[1], models.teachers)
+    balance = pace_of(work, spec.worker_bounds[1], models.teachers)
     peaks = [kind.peak for kind in resources.kinds]
     peak = min((peak for peak in peaks if peak), default=None) if None not in peaks else None
     if precision_of(spec.train) is Precision.fp32:
         peak = None  # those known are of bf16
-    preflight.facts["time of the workers' GPUs, at best"] = _shares(work, found)
+    preflight.facts["time of the workers' GPUs, at best"] = _shares(work, balance)
     if peak is not None:
-        rate = found.workers * found.busy * UTILISATION * peak / work.of_worker
+        rate = balance.workers * balance.busy * UTILISATION * peak / work.of_worker
         preflight.facts["rate, at best"] = (
             f"{rate:,.0f} images/s in all if GPUs reach {UTILISATION:.0%} of their peak, an MFU of "
-            f"{UTILISATION * found.student:.0%} for the student"
+            f"{UTILISATION * balance.student:.0%} for the student"
         )
         busy = spec.dataset.batch_size * work.of_worker / (UTILISATION * peak)
         if busy < LEAST_BUSY_S:
@@ -126,28 +126,28 @@ def pace(preflight: Preflight) -> None:
                 f"{busy * 1e3:.2g} ms, less than Python needs to start it (about {LEAST_BUSY_S * 1e3:g} ms); raise it "
                 "if memory allows"
             )
-    if found.needed:
+    if balance.needed:
         preflight.facts["replicas"] = ", ".join(
-            f"{name} {found.running[name]} ({needed:.2g} keep up with {found.workers} worker(s))"
-            for name, needed in found.needed.items()
+            f"{name} {balance.running[name]} ({needed:.2g} keep up with {balance.workers} worker(s))"
+            for name, needed in balance.needed.items()
         )
-    if found.slow:
-        few = ", ".join(f"teachers.{name}.replicas is {found.running[name]}" for name in found.slow)
+    if balance.slow:
+        few = ", ".join(f"teachers.{name}.replicas is {balance.running[name]}" for name in balance.slow)
         preflight.warnings.append(
-            f"{few}, too few to keep up: the workers wait {1 - found.busy:.0%} of the time; raise the number (auto "
+            f"{few}, too few to keep up: the workers wait {1 - balance.busy:.0%} of the time; raise the number (auto "
             "takes what fits), take fewer workers, or placement: inline"
         )
 
 
-def _shares(work: Work, found: Pace) -> str:
+def _shares(work: Work, balance: Pace) -> str:
     computing = {
         "the student": work.student,
         "its recomputed forward pass": work.recomputed,
         "teachers inside its step": sum(work.inner.values()),
         "inline teachers": sum(work.inline.values()),
     }
-    shares = [f"{name} {found.busy * flops / work.of_worker:.0%}" for name, flops in computing.items() if flops]
-    return ", ".join([*shares, *([f"waiting for teachers {1 - found.busy:.0%}"] if found.slow else [])])
+    shares = [f"{name} {balance.busy * flops / work.of_worker:.0%}" for name, flops in computing.items() if flops]
+    return ", ".join([*shares, *([f"waiting for teachers {1 - balance.busy:.0%}"] if balance.slow else [])])
 
 
 def sent(preflight: Preflight) -> None:
