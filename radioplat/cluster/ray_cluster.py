@@ -8,9 +8,11 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from radioplat.cluster.capacity import WORKER_RESOURCE
 from radioplat.cluster.connection import check_can_join
+from radioplat.cluster.gpu_kinds import kinds_of_cluster
 from radioplat.cluster.resources import Resources, demand_of, shortages
 from radioplat.common import ray_internals
 from radioplat.errors import ClusterError, PlacementError
@@ -48,9 +50,11 @@ def cluster_resources(spec: Spec) -> Resources:
         ClusterError: it cannot be joined.
     """
     if not _is_joined() and _address(spec) is None:
-        return Resources(math.inf, Resources.this_machine().gpus)
+        return replace(Resources.this_machine(), cpus=math.inf)
     with _joined_for_a_while(_address(spec)):
-        return _most()
+        import ray
+
+        return replace(_most(), kinds=kinds_of_cluster(ray.cluster_resources(), spec.cluster.worker_resources))
 
 
 @contextlib.contextmanager

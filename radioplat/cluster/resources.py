@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radioplat.cluster.gpu_kinds import GpuKind, kinds_here
 from radioplat.errors import Problem
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement
@@ -16,15 +17,20 @@ from radioplat.spec.schema.root import Spec
 
 @dataclass(frozen=True)
 class Resources:
-    """Logical CPUs and GPUs of a cluster, or of a run."""
+    """Logical CPUs and GPUs of a cluster, or of a run.
+
+    Attributes:
+        kinds: kinds of the GPUs; empty if they are not known.
+    """
 
     cpus: float
     gpus: float
+    kinds: tuple[GpuKind, ...] = ()
 
     @classmethod
     def this_machine(cls) -> Resources:
         """Return the cores and CUDA devices of this machine."""
-        return cls(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
+        return cls(float(os.cpu_count() or 1), float(torch.cuda.device_count()), kinds_here())
 
     @property
     def device(self) -> torch.device:

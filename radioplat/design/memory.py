@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from radioplat.optim.optimizer import MOMENTS
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.train import Precision, TrainConfig
 
@@ -49,7 +50,7 @@ class ParameterBytes:
 
 def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
     """Return the bytes that DeepSpeed needs for a parameter on each of ``world`` workers."""
-    low, stage = train.precision is not Precision.fp32, zero_stage(train)
+    low, stage = precision_of(train) is not Precision.fp32, zero_stage(train)
     number = 2 if low else 4
     kept = 0 if train.offload else 4 / (world if stage >= 1 else 1)  # for each fp32 number of the optimizer state
     if train.offload:

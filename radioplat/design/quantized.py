@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.models.quantized.quantizer import Quantizer, quantizers
 from radioplat.models.student.student import Student
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 
@@ -17,7 +18,7 @@ def quantized_problems(spec: Spec, student: Student) -> Iterator[Problem]:
     if student.architecture.quantized is None:
         return
     train = spec.train
-    if train.precision is Precision.fp16:
+    if precision_of(train) is Precision.fp16:
         hint = "Take bf16 or fp32."
         yield Problem("scales of quantizers are too small for fp16", "train.precision", hint)
     if train.damp:

@@ -22,6 +22,7 @@ from radioplat.models.modifiers.damp import add_weight_noise
 from radioplat.models.on_meta import on_meta
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.model import CpeCrop
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
@@ -67,7 +68,7 @@ def student_problems(spec: Spec, task: str, student: Student, sizes: Mapping[int
     if spec.train.grad_checkpointing:
         yield from problems_of(student.backbone.set_grad_checkpointing)
     if spec.train.compile:
-        yield from _compilable(spec, student)
+        yield from _moving_statistics(spec, student)
     yield from quantized_problems(spec, student)
 
 
@@ -118,18 +119,27 @@ def windows_of(spec: Spec, backbone: RadioViT) -> Windows:
     return design_windows(config.prob, config.window_sizes, depth, config.num_global, config.num_windowed)
 
 
-def _compilable(spec: Spec, student: Student) -> Iterator[Problem]:
+def compiler_problems(spec: Spec, on_gpus: bool) -> Iterator[Problem]:
+    """Yield reasons why workers cannot compile the student, by what they are and not by what this process runs on.
+
+    Args:
+        on_gpus: the workers have GPUs; else they are taken to be like this machine.
+    """
+    if not spec.train.compile or on_gpus:
+        return
+    if precision_of(spec.train) is Precision.bf16 and not has_native_bf16(torch.device("cpu")):
+        hint = "Take fp32, or set train.compile: false."
+        yield Problem("bf16 emulated on this CPU cannot be compiled", "train.compile", hint)
+    if not _cpp_compiler():
+        yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
+
+
+def _moving_statistics(spec: Spec, student: Student) -> Iterator[Problem]:
     moving = any(isinstance(m, _BatchNorm) and m.track_running_stats for m in student.backbone.modules())
     if moving and not spec.model.backbone.freeze_norm:
         # BatchNormStatistics restores them within the step; a compiled backward needs the values of its forward.
         hint = "Set model.backbone.freeze_norm: true, or this to false."
         yield Problem("the statistics of this backbone's BatchNorm cannot be compiled", "train.compile", hint)
-    cpu = torch.device("cpu")
-    if spec.train.precision is Precision.bf16 and not torch.cuda.is_available() and not has_native_bf16(cpu):
-        hint = "Take fp32, or set train.compile: false."
-        yield Problem("bf16 emulated on this CPU cannot be compiled", "train.compile", hint)
-    if not torch.cuda.is_available() and not _cpp_compiler():
-        yield Problem("torch.compile needs a C++ compiler here", "train.compile", "Install g++, or set it to false.")
 
 
 def _windows(spec: Spec, student: Student, sizes: Mapping[int, str]) -> Iterator[Problem]:

@@ -114,8 +114,11 @@ def _run_alone(
                 if fact := prepared.facts.get(title):
                     say(f"{title}: {fact}")
                     status.write(f"{title}: {fact}")
-            # With what was decided for unset fields; of a run without teachers the user's spec, teaching included.
-            folder.write_experiment(to_yaml(run.spec if run.teachers else spec))
+            # With what was decided for unset fields; of a run without teachers the user's spec, teaching included, with
+            # the number formats that its later starts keep.
+            ran = run.spec.train
+            own = replace(spec, train=replace(spec.train, precision=ran.precision, tf32=ran.tf32))
+            folder.write_experiment(to_yaml(run.spec if run.teachers else own))
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),

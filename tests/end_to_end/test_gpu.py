@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import radioplat
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.train import Precision
 from radioplat.tracking.status import read_status
 
 pytestmark = [
@@ -25,6 +27,7 @@ def test_a_run_on_one_gpu_gives_the_cpu_losses(make_spec, tmp_path, mode):
         overrides = [f"results_dir={tmp_path / device}", f"cluster.mode={mode if device == 'cuda' else 'local'}"]
         if mode == "ray" and device == "cuda":
             overrides += ["teachers.lite0.num_gpus=0.2", "teachers.vit.num_gpus=0.2"]
+        overrides += ["train.precision=fp32", "train.tf32=false"]
         with pytest.MonkeyPatch.context() as patch:
             if device == "cpu":
                 patch.setattr(torch.cuda, "is_available", lambda: False)
@@ -44,7 +47,7 @@ def test_every_stage_and_precision_trains_on_a_gpu(make_spec, tmp_path, precisio
         pytest.skip("refused")
     train = {"precision": precision, "zero_stage": stage, "offload": offload, "enable_ema": True, "max_steps": 3}
     spec = make_spec(tmp_path, {"train": {**train, "optim": {"optim": "lamb", "lr": 1e-3}}})
-    plain = radioplat.distill(make_spec(tmp_path / "plain"), ["train.max_steps=1"])
+    plain = radioplat.distill(make_spec(tmp_path / "plain"), ["train.max_steps=1", "train.precision=fp32"])
     losses = {}
     for steps in (3, 5):
         result = radioplat.distill(spec, [f"train.max_steps={steps}"])
@@ -55,3 +58,14 @@ def test_every_stage_and_precision_trains_on_a_gpu(make_spec, tmp_path, precisio
     assert all(math.isfinite(loss) for loss in losses.values())
     (first,) = [line["kpi"]["loss"] for line in read_status(plain.folder / "status.json") if "max_step" in line]
     assert losses[1] == pytest.approx(first, rel=1e-4 if precision == "fp32" else 2e-2)
+
+
+def test_a_run_that_names_no_precision_multiplies_bf16(make_spec, tmp_path):
+    """On a GPU that can; the run's own spec says so, and the next start keeps it."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs a GPU that multiplies bf16")
+    spec = make_spec(tmp_path)
+    result = radioplat.distill(spec, ["train.max_steps=1", "cluster.mode=local"])
+    written = load_spec(result.folder / "experiment.yaml").train
+    assert written.precision is Precision.bf16 and written.tf32 is True
+    assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32

@@ -1,4 +1,4 @@
-"""Each recipe below ``specs/recipes``: `plan` lacks nothing but its files, and it trains at tiny widths."""
+"""Each recipe below ``specs/recipes``, and that of a node: `plan` lacks nothing but files; it trains at tiny widths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
 from radioplat.tracking.status import read_status
 
-RECIPES = Path(__file__).parents[2] / "specs" / "recipes"
+SPECS = Path(__file__).parents[2] / "specs"
+RECIPES = {path.stem: path for path in (*(SPECS / "recipes").glob("*.yaml"), SPECS / "node_8gpu.yaml")}
 TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3}
 STEPS = 2
 SMALL_RUN = [
@@ -97,6 +98,21 @@ def eupe_stage2(root: Path) -> tuple[list[list[str]], list[str]]:
     ]  # fmt: skip
 
 
+def node_8gpu(root: Path) -> tuple[list[list[str]], list[str]]:
+    tower = dict(embed_dim=32, depth=1, num_heads=2, img_size=56)
+    teachers = [
+        of_timm(root / "clip.safetensors", "vit_huge_patch14_clip_quickgelu_224", num_classes=1024, **tower),
+        of_timm(root / "siglip.safetensors", "vit_so400m_patch14_siglip_224", num_classes=0, **tower),
+        of_timm(root / "dino.pth", "vit_giant_patch14_reg4_dinov2", **tower),
+    ]
+    for teacher in teachers:
+        teacher.append("input_size=56")
+    return teachers, [
+        f"model.backbone.kwargs={json.dumps(TINY)}", "dataset.img_size=64", "dataset.batch_size=4", "train.num_gpus=1",
+        "train.global_batch_size=8", "distill.target_norm.fit_batches=2", "train.optim.warmup_epochs=0",
+    ]  # fmt: skip
+
+
 PHI_S, CHANNELS = (f" after {kind} of its targets" for kind in ("phi_s", "standardize_channels"))
 # Recipe -> what makes it tiny, and the losses that its paper has.
 SMALL: dict[str, tuple[Callable[[Path], tuple[list[list[str]], list[str]]], dict[str, set[str]]]] = {
@@ -117,12 +133,19 @@ SMALL: dict[str, tuple[Callable[[Path], tuple[list[list[str]], list[str]]], dict
             "sam3": {f"spatial by MSE{PHI_S}"},
         },
     ),
+    "node_8gpu": (
+        node_8gpu,
+        {
+            name: {*(f"{kind} by BALANCED{PHI_S}" for kind in ("summary", "spatial")), f"summary by similarity{PHI_S}"}
+            for name in ("clip", "siglip", "dino_v2")
+        },
+    ),
     "eupe_stage2": (eupe_stage2, {"proxy": {f"summary by CS{CHANNELS}", f"spatial by BALANCED{CHANNELS}"}}),
 }
 
 
 def test_every_recipe_is_tested():
-    assert {path.stem for path in RECIPES.glob("*.yaml")} == SMALL.keys()
+    assert RECIPES.keys() == SMALL.keys()
 
 
 def structures(name: str, root: Path) -> list[str]:
@@ -141,10 +164,33 @@ def structures(name: str, root: Path) -> list[str]:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_recipe_lacks_only_files(name, tmp_path):
     overrides = [f"results_dir={tmp_path / 'results'}", *structures(name, tmp_path)]
-    problems = plan(load_spec(RECIPES / f"{name}.yaml", overrides)).problems
+    problems = plan(load_spec(RECIPES[name], overrides)).problems
     assert problems
     missing = {p.where for p in problems}
     assert all(where.endswith((".pretrained_teacher_model_path", ".root_dir")) for where in missing), problems
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "8 worker(s) with clip, siglip, dino_v2 inline"),
+        (
+            (
+                "train.num_gpus=4",
+                "teachers.clip={placement: spread, num_gpus: 0.5, replicas: 2}",
+                "teachers.siglip={placement: spread, num_gpus: 0.5}",
+                "teachers.dino_v2={placement: spread, num_gpus: 0.5, replicas: 5}",
+            ),
+            "4 worker(s) + clip 2 x 0.5 + siglip 1 x 0.5 + dino_v2 5 x 0.5",
+        ),
+    ],
+    ids=["inline", "shares of a GPU"],
+)
+def test_the_recipe_of_a_node_fits_its_gpus(tmp_path, overrides, words):
+    """Said on a machine without any: what the run would take where there are some."""
+    planned = plan(load_spec(RECIPES["node_8gpu"], [f"results_dir={tmp_path}", *overrides]))
+    needed, _, rest = planned.facts["GPUs"].partition(" ")
+    assert 0 < float(needed) <= 8 and rest.endswith(words)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +210,7 @@ def test_a_recipe_trains_at_tiny_widths(name, tmp_path, shards, distil):
         f"results_dir={tmp_path}", *SMALL_RUN, f"dataset.train_dataset.tar_data_sources[0].root_dir={shards}", *fields,
         *(f"distill.teacher[{i}].{field}" for i, tiny in enumerate(teachers) for field in tiny),
     ]  # fmt: skip
-    planned = plan(load_spec(RECIPES / f"{name}.yaml", overrides))
+    planned = plan(load_spec(RECIPES[name], overrides))
     assert planned.problems == []
     found = {}
     for line in planned.facts["losses"].split("; "):
@@ -172,7 +218,7 @@ def test_a_recipe_trains_at_tiny_widths(name, tmp_path, shards, distil):
         if terms:
             found[teacher] = set(terms.split(", "))
     assert found == losses
-    run = distil(RECIPES / f"{name}.yaml", *overrides)
+    run = distil(RECIPES[name], *overrides)
     assert run.result.global_step == STEPS
     kpis = [line["kpi"] for line in read_status(run.folder / "status.json") if "max_step" in line]
     terms = {f"{t}/{term.split()[0]}" for t, of_teacher in losses.items() for term in of_teacher}

@@ -72,7 +72,7 @@ def _knows_a_task(teacher: ResolvedTeacher, info: TeacherInfo) -> bool:
 def _unlike_structures(preflight: Preflight) -> Iterator[str]:
     models = preflight.models
     assert models is not None
-    if _attends(student := build_on_meta(models.architecture).backbone) or not _convolves(student):
+    if _attends(student := build_on_meta(models.architecture).backbone) or not convolves(student):
         return
     vits = [teacher.name for teacher in models.teachers if not teacher.inside and _is_vit(teacher)]
     if vits:
@@ -130,7 +130,7 @@ def _attends(module: nn.Module) -> bool:
     return sum("Attention" in type(part).__name__ for part in module.modules()) > 1
 
 
-def _convolves(module: nn.Module) -> bool:
+def convolves(module: nn.Module) -> bool:
     """Return True if there are convolutions besides one that cuts an image into patches."""
     kernels = [part.kernel_size for part in module.modules() if isinstance(part, nn.Conv2d)]
     return sum(max(kernel) > 1 for kernel in kernels) > 1

@@ -18,6 +18,7 @@ from radioplat.design.models import Models
 from radioplat.design.run import Run
 from radioplat.design.stages import total_steps
 from radioplat.design.views import run_views
+from radioplat.design.workload.work import Work
 from radioplat.errors import Problem, RadioplatError, SpecError
 from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.spec.resolved.teacher import student_view
@@ -57,6 +58,7 @@ class Preflight:
         resources: CPUs and GPUs of this machine or of the cluster.
         on_ray: whether the run uses a cluster.
         checkpoints: in ``folder``.
+        work: operations of an image, if they were counted.
     """
 
     spec: Spec
@@ -84,6 +86,7 @@ class Preflight:
     feature_cache: str | None = None
     on_ray: bool = False
     checkpoints: Survey | None = None
+    work: Work | None = None
     _errors: list[RadioplatError] = field(default_factory=list)
 
     @property

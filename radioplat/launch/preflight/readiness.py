@@ -19,6 +19,7 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.models.pretrained.initial_weights import start_notes
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
@@ -83,10 +84,11 @@ def step_hooks(preflight: Preflight) -> Iterator[Problem]:
 def placement(preflight: Preflight) -> Iterator[Problem]:
     """Check that this machine or the cluster can run the workers and the teachers."""
     spec = preflight.spec
-    preflight.on_ray = uses_ray(spec)
-    preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
+    if preflight.resources is None:  # an earlier step could not find them out
+        preflight.on_ray = uses_ray(spec)
+        preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
     gpus = preflight.resources.gpus > 0
-    if spec.train.precision is Precision.fp16 and not gpus:
+    if precision_of(spec.train) is Precision.fp16 and not gpus:
         hint = "Take bf16, which a CPU without bf16 units emulates, or fp32."
         yield Problem("fp16 needs a GPU, and there is none", "train.precision", hint)
     preflight.warnings += padding_notes(spec)

@@ -8,7 +8,7 @@ from pathlib import Path
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.errors import Problem
-from radioplat.launch.preflight import advice, feature_cache, readiness, run_parts, teaching
+from radioplat.launch.preflight import advice, feature_cache, readiness, run_parts, teaching, workers, workload
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.schema.root import Spec
 
@@ -17,6 +17,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.plan, teaching.partitions),
     (Level.plan, teaching.compat),
     (Level.data, run_parts.automatic),
+    (Level.data, workers.precision),
     (Level.plan, teaching.stages),
     (Level.data, run_parts.models),
     (Level.start, readiness.teacher_weights),
@@ -36,12 +37,20 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.data, run_parts.detector),
     (Level.plan, teaching.unshifted_views),
     (Level.plan, readiness.pruning),
+    (Level.start, workers.replicas),
     (Level.start, readiness.placement),
+    (Level.start, workers.compiling),
     (Level.plan, teaching.scheme),
     (Level.plan, teaching.unusual_inputs),
     (Level.start, feature_cache.repeated_views),
     (Level.start, feature_cache.feature_cache),
     (Level.plan, teaching.devices),
+    (Level.plan, workload.arithmetic),
+    (Level.plan, workload.gpus),
+    (Level.plan, workload.operations),
+    (Level.plan, workload.pace),
+    (Level.plan, workload.sent),
+    (Level.plan, workload.memory),
     (Level.plan, advice.unused_parts),
     (Level.plan, advice.advice),
     (Level.plan, run_parts.length),

@@ -109,7 +109,9 @@ def _sampled(
         for n, k in zip(grid, ratio, strict=True)
     )
     y, x = torch.meshgrid(rows, columns, indexing="ij")
-    points = torch.stack([x, y, torch.ones_like(x)], -1).flatten(0, 1) @ warp.transpose(1, 2)  # [B, points, 3]
+    # Sums of products, not a matrix product: TF32 would round coordinates to a thousandth of the view.
+    ones = torch.stack([x, y, torch.ones_like(x)], -1).flatten(0, 1)
+    points = (ones[None, :, None] * warp[:, None]).sum(-1)  # [B, points, 3]
     depth = points[..., 2:]
     place = (points[..., :2] / torch.where(depth > 0, depth, 1.0)).view(-1, *x.shape, 2)
     inside = ((place >= 0) & (place <= 1)).all(-1) & (depth > 0).view(-1, *x.shape)

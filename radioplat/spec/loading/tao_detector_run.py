@@ -85,6 +85,7 @@ def detector_run(kind: str, tree: dict[str, Any], backbone: str, problems: list[
     if get(tree, "train.precision") not in (None, "fp32"):
         note(tree, "train.precision", "detectors are trained in fp32")
         take(tree, "train.precision")
+    put(tree, "train.precision", "fp32")
     if kind == "rtdetr":
         _views(tree, problems)
     dataset, optim = get(tree, "dataset"), get(tree, "train.optim")

@@ -28,6 +28,9 @@ _DEFAULTS: dict[str, Any] = {
     "train.optim.warmup_epochs": 0,
     "train.optim.head_warmup_epochs": 0,
     "train.ema_decay": 0.998,
+    "train.precision": "fp32",
+    "train.tf32": False,
+    "train.cudnn.deterministic": True,
     "dataset.augmentation.views_per_image": 0,
     "dataset.augmentation.random_color.color_probability": 0.5,
 }
@@ -36,6 +39,8 @@ _DETECTION = {
     "train.optim.warmup_epochs": 0,
     "train.clip_grad_norm": 0.1,
     "train.ema_decay": 0.999,
+    "train.tf32": False,
+    "train.cudnn.deterministic": True,
 }
 _CLASSIFICATION = {"distill.loss_scale": 100.0, "distill.target_norm.both_sides": False}
 _OF_CLASSIFICATION = ("dataset.dataset", "model.head.")  # fields of classification_pyt, by their beginning

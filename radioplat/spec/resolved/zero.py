@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.train import Precision, TrainConfig
 
 BUCKET = 500_000_000  # DeepSpeed's default: maximum number of gradient elements per reduction
@@ -9,4 +10,4 @@ BUCKET = 500_000_000  # DeepSpeed's default: maximum number of gradient elements
 
 def zero_stage(train: TrainConfig) -> int:
     """Return the effective ZeRO stage: at least 1 with fp16 and bf16."""
-    return max(1, train.zero_stage) if train.precision is not Precision.fp32 else train.zero_stage
+    return max(1, train.zero_stage) if precision_of(train) is not Precision.fp32 else train.zero_stage

@@ -63,11 +63,16 @@ class Transport(str, Enum):
     nixl = "nixl"
 
 
+AUTO = "auto"  # value of teachers.<name>.replicas
+
+
 @dataclass
 class TeacherServiceConfig:
     """(+) One entry of section ``teachers``, by the teacher's name."""
 
-    replicas: Any = 1  # n, or [min, max]: a replica is added while requests queue, and removed while none arrive
+    # n; [min, max]: a replica is added while requests queue, and removed while none arrive; auto: as many as keep up
+    # with the students and have a GPU, decided before the start; on CPUs one
+    replicas: Any = 1
     num_gpus: float | None = number(None, at_least=0)  # default: 1 where the cluster has GPUs, else 0
     num_cpus: float = number(1.0, at_least=0)
     resources: dict[str, float] = number(dict, above=0)  # custom resources of each replica, e.g. {radioplat_teacher: 1}
@@ -88,7 +93,9 @@ class TeacherServiceConfig:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Minimum and maximum number of replicas."""
+        """Minimum and maximum number of replicas; of ``auto``, which a start replaces for a run on GPUs, one."""
+        if self.replicas == AUTO:
+            return 1, 1
         if isinstance(self.replicas, int):
             return self.replicas, self.replicas
         least, most = self.replicas

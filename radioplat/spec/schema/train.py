@@ -10,8 +10,13 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class Precision(str, Enum):
-    """Number format of the student's forward and backward passes."""
+    """Number format of the student's forward and backward passes.
 
+    ``auto``: bf16 if all workers have GPUs that multiply it (compute capability 8.0 or higher), else fp32; a run keeps
+    what its first start chose.
+    """
+
+    auto = "auto"
     fp32 = "fp32"
     fp16 = "fp16"
     bf16 = "bf16"
@@ -127,10 +132,10 @@ class RegularizerConfig:
 
 @dataclass
 class CudnnConfig:
-    """cuDNN switches."""
+    """cuDNN switches; both concern convolutions on GPUs alone."""
 
-    benchmark: bool = False
-    deterministic: bool = True
+    benchmark: bool = False  # try all algorithms for each new shape
+    deterministic: bool = False  # only algorithms that give the same bits each time; TAO: true
 
 
 @dataclass
@@ -168,7 +173,10 @@ class TrainConfig:
     pretrained_model_path: str | None = None
     # (+) true: pretrained weights that do not fit, or parameters without any, are an error instead of a warning
     pretrained_strict: bool = False
-    precision: Precision = Precision.fp32
+    precision: Precision = Precision.auto
+    # (+) compute what is fp32 on GPUs as TF32: factors with 10 bits of fraction, sums in fp32. Unset: true, unless the
+    # run began without it
+    tf32: bool | None = None
     clip_grad_norm: float = number(2.0, at_least=0, hint="0: no clipping.")
     enable_ema: bool = False
     # unset: by the length of the run, over about a tenth of its steps

@@ -12,6 +12,7 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.preflight.teaching import ROLES, backbone_parameters
 from radioplat.models.detectors.base import Detector
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.cluster import TeacherServiceConfig
@@ -77,7 +78,7 @@ def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
         parameters,
         parameter_bytes(spec.train, fewest).of(parameters),  # fewest workers need the most memory each
         f"{count} {device} worker(s)" if preflight.on_ray else f"this process, {device}",
-        f"{spec.train.precision.value}, ZeRO-{zero_stage(spec.train)}{on_host}, stride {models.student_stride}",
+        f"{precision_of(spec.train).value}, ZeRO-{zero_stage(spec.train)}{on_host}, stride {models.student_stride}",
     )
     for teacher in models.teachers:
         if teacher.inside:
@@ -115,7 +116,7 @@ def _inner_teacher(spec: Spec, models: Models, teacher: ResolvedTeacher) -> Mode
 
 
 def _weight_bytes(spec: Spec) -> int:
-    return 2 if spec.train.precision is Precision.bf16 else 4
+    return 4 if precision_of(spec.train) is Precision.fp32 else 2
 
 
 def _actors(service: TeacherServiceConfig) -> str:

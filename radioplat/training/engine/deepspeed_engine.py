@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer
+from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
@@ -33,7 +34,7 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
     optimizer = build_optimizer(module, spec.train.optim)
     config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
-    if spec.train.precision is not Precision.fp32:
+    if precision_of(spec.train) is not Precision.fp32:
         round_statistics(module, engine.get_data_types()[0])
     if (scaler := deepspeed_compat.moving_scaler(engine)) is not None:
         scaler.raise_error_at_min_scale = False  # it would raise a plain Exception; NonFiniteGuard ends such runs
@@ -53,7 +54,7 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
     16 bits: at stage 1 the fp32 sum of a whole step would be rounded on the way, even with one rank.
     """
     train = spec.train
-    low = train.precision is not Precision.fp32
+    low = precision_of(train) is not Precision.fp32
     zero: dict[str, Any] = {"stage": zero_stage(train)}
     if zero["stage"]:
         # DeepSpeed allocates the whole bucket, by default 5e8 values, regardless of the size of the student.
@@ -67,7 +68,7 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         "steps_per_print": 10**9,
     }
     if low:
-        config[train.precision.value] = {"enabled": True}
+        config[precision_of(train).value] = {"enabled": True}
         config["data_types"] = {"grad_accum_dtype": "fp32"}
         config["communication_data_type"] = "fp32"
     if train.offload:
@@ -89,6 +90,6 @@ def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
 
 def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:
     """Return the context for forward: :class:`CpuBf16` for bf16 on a CPU without bf16 units, else a null context."""
-    if spec.train.precision is Precision.bf16 and device.type == "cpu" and not has_native_bf16(device):
+    if precision_of(spec.train) is Precision.bf16 and device.type == "cpu" and not has_native_bf16(device):
         return CpuBf16()
     return nullcontext()

@@ -7,8 +7,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from radioplat.common import collectives
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
@@ -19,6 +17,7 @@ from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
+from radioplat.training.engine.backends import set_backends
 from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.feed.feeder import Feeder
 from radioplat.training.feed.micro_batches import MicroBatches
@@ -60,8 +59,7 @@ class Trainer:
         halvings: tuple[int, str],
     ) -> None:
         self.run, self.context, self.spec = run, context, run.spec
-        torch.backends.cudnn.benchmark = self.spec.train.cudnn.benchmark
-        torch.backends.cudnn.deterministic = self.spec.train.cudnn.deterministic
+        set_backends(self.spec.train, context.device)
         self._task = task_of(run)
         self.objective = self._task.objective(run).to(context.device).train()
         self.persistence, self.state = persistence, persistence.state

@@ -32,7 +32,7 @@ from radioplat.spec.resolved.normalisation import (
 from radioplat.spec.resolved.partitions import partition_problems
 from radioplat.spec.resolved.paths import storage_problems
 from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
-from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig
+from radioplat.spec.schema.cluster import AUTO, Placement, TeacherServiceConfig
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 
@@ -221,8 +221,11 @@ def _service(service: TeacherServiceConfig, where: str) -> Iterator[Problem]:
     replicas = service.replicas
     pair = [replicas, replicas] if isinstance(replicas, int) else replicas
     whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
-    if not whole or not 1 <= pair[0] <= pair[1]:
-        yield Problem(f"must be at least 1, or [minimum, maximum], not {replicas}", f"{where}.replicas")
+    if replicas != AUTO and (not whole or not 1 <= pair[0] <= pair[1]):
+        yield Problem(f"must be at least 1, or [minimum, maximum], or auto, not {replicas}", f"{where}.replicas")
+    if replicas == AUTO and service.pool:
+        hint = "Give a number, or [minimum, maximum]."
+        yield Problem("a pool that several runs share does not follow the pace of one", f"{where}.replicas", hint)
     if {"CPU", "GPU", "memory"} & service.resources.keys():
         hint = "For CPUs and GPUs set num_cpus and num_gpus."
         yield Problem("only custom resources are allowed here", f"{where}.resources", hint)

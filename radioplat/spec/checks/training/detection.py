@@ -21,7 +21,7 @@ def detector_problems(spec: Spec) -> Iterator[Problem]:
     names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
     message = "teachers and detector share one view"
     yield from unused_fields(spec.dataset.train_dataset, names, "dataset.train_dataset", message, hint)
-    if spec.train.precision is not Precision.fp32:
+    if spec.train.precision not in (Precision.auto, Precision.fp32):
         hint = "Take fp32: matching and box losses need it."
         yield Problem(f"detectors are not trained in {spec.train.precision.value} yet", "train.precision", hint)
     if spec.train.zero_stage == 3:

@@ -93,6 +93,11 @@ def test_the_published_example_has_no_problem():
         ("feature_cache.dir=''", "feature_cache.dir"),
         ("feature_cache.dir=http://host/x", "feature_cache.dir"),
         ("teachers.vit_h_14_siglip_clipa_224.replicas=0", "teachers.vit_h_14_siglip_clipa_224.replicas"),
+        ("teachers.vit_h_14_siglip_clipa_224.replicas=most", "teachers.vit_h_14_siglip_clipa_224.replicas"),
+        (
+            "teachers.vit_h_14_siglip_clipa_224={replicas: auto, pool: lab}",
+            "teachers.vit_h_14_siglip_clipa_224.replicas",
+        ),
         ("teachers.vit_h_14_siglip_clipa_224.max_batch=0", "teachers.vit_h_14_siglip_clipa_224.max_batch"),
         ("teachers.vit_h_14_siglip_clipa_224.timeout_s=0", "teachers.vit_h_14_siglip_clipa_224.timeout_s"),
         (f"{T}.pretrained_teacher_model_path=null", f"{T}.pretrained_teacher_model_path"),
@@ -182,6 +187,7 @@ def test_pairs_that_cannot_be(overrides, where):
         [f"{OPTIM}.optim=lamb", "train.zero_stage=3"],
         [f"{OPTIM}.optim=lamb", "train.zero_stage=2", "train.offload=true", "train.precision=bf16"],
         [f"{OPTIM}.optim=sgd", "train.zero_stage=3", "train.offload=true"],
+        ["teachers.vit_h_14_siglip_clipa_224.replicas=auto", "train.precision=auto", "train.tf32=false"],
         ["train.precision=fp16"],  # whether there is a GPU, `plan` looks
         [f"{OPTIM}.optim=fusedlamb", "train.precision=bf16"],
         ["train.enable_ema=true", "train.zero_stage=3", "distill.then=[evaluate]", "evaluate.use_ema=true"],

@@ -1,0 +1,77 @@
+"""Kinds of GPUs by their names: whether they multiply bf16, and how fast."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+BF16_CAPABILITY = (8, 0)  # compute capability of Ampere, the first with bf16 in its tensor cores
+_RAY_PREFIX = "accelerator_type:"  # of a node's resource that names its accelerator
+# Dense bf16 operations a second (without sparsity) in NVIDIA's data sheets, of the fastest board of a name.
+_PEAKS = {
+    "A100": 312e12,
+    "A10": 125e12,
+    "A30": 165e12,
+    "A40": 150e12,
+    "L4": 121e12,
+    "L40": 181e12,
+    "L40S": 362e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+}
+_WITHOUT_BF16 = ("K80", "P4", "P40", "P100", "V100", "T4")  # Kepler to Turing
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """A kind of GPU.
+
+    Attributes:
+        name: short name if it is known, else as the driver or Ray gives it.
+        bf16: whether it multiplies bf16 matrices; None if that is not known.
+        peak: bf16 operations a second, a multiplication and an addition being two; None if it is not known.
+    """
+
+    name: str
+    bf16: bool | None = None
+    peak: float | None = None
+
+
+def kind_of(name: str, capability: tuple[int, int] | None = None) -> GpuKind:
+    """Return what is known of a GPU with this name.
+
+    Args:
+        name: ``NVIDIA H100 80GB HBM3``, as CUDA names it, or ``H100``, as Ray does.
+        capability: its compute capability, if it can be asked for.
+    """
+    words = re.split(r"[^A-Za-z0-9]+", name.upper())
+    known = next((word for word in words if word in _PEAKS or word in _WITHOUT_BF16), None)
+    if capability is not None:
+        bf16: bool | None = capability >= BF16_CAPABILITY
+    else:
+        bf16 = None if known is None else known in _PEAKS
+    return GpuKind(known or name, bf16, _PEAKS.get(known or ""))
+
+
+def kinds_here() -> tuple[GpuKind, ...]:
+    """Return the distinct kinds of this machine's GPUs, by name."""
+    count = torch.cuda.device_count()
+    kinds = {kind_of(torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)) for i in range(count)}
+    return tuple(sorted(kinds, key=lambda kind: kind.name))
+
+
+def kinds_of_cluster(resources: Iterable[str], of_workers: Iterable[str] = ()) -> tuple[GpuKind, ...]:
+    """Return the distinct kinds of a Ray cluster's GPUs, by name; empty if its nodes do not tell them.
+
+    Args:
+        resources: names of the cluster's resources; ``accelerator_type:H100`` is one of a node with H100s.
+        of_workers: names of the resources that each worker asks for; one of an accelerator leaves only its kind.
+    """
+    requested = [name for name in of_workers if name.startswith(_RAY_PREFIX)]
+    names = {name.removeprefix(_RAY_PREFIX) for name in requested or resources if name.startswith(_RAY_PREFIX)}
+    return tuple(kind_of(name) for name in sorted(names) if not name.upper().startswith(("TPU", "AWS", "INTEL")))

@@ -1,0 +1,73 @@
+"""Preflight steps on what the workers are: their precision, whether they can compile, and their teachers' replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+from radioplat.cluster.ray_cluster import cluster_resources, uses_ray
+from radioplat.cluster.resources import Resources
+from radioplat.design.automatic import Decision, earlier_spec
+from radioplat.design.student import compiler_problems
+from radioplat.design.workload.pace import automatic_replicas
+from radioplat.design.workload.precision import decide_precision
+from radioplat.design.workload.work import Work, work_of
+from radioplat.errors import Problem, RadioplatError
+from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.spec.resolved.precision import uses_tf32
+from radioplat.spec.schema.cluster import AUTO
+from radioplat.spec.schema.model import ModelTask
+
+
+def precision(preflight: Preflight) -> None:
+    """Decide ``train.precision: auto`` and ``train.tf32`` for all workers; a run that has begun keeps its own."""
+    spec = preflight.spec
+    if preflight.level >= Level.start:
+        with contextlib.suppress(RadioplatError):  # of the cluster: the step `placement` reports it
+            preflight.on_ray = uses_ray(spec)
+            preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
+    earlier = earlier_spec(spec, preflight.folder)
+    preflight.spec = copy.deepcopy(spec)
+    train = preflight.spec.train
+    if train.tf32 is None:
+        train.tf32 = earlier is None or uses_tf32(earlier.train)
+    decision = decide_precision(spec, preflight.resources or Resources.this_machine(), earlier)
+    if decision is not None:
+        train.precision = decision.value
+        preflight.decide(*[decision] if decision.reason else [])
+
+
+def compiling(preflight: Preflight) -> Iterator[Problem]:
+    """Check that the workers can compile the student."""
+    if preflight.resources is not None:
+        yield from compiler_problems(preflight.spec, preflight.resources.gpus > 0)
+
+
+def replicas(preflight: Preflight) -> None:
+    """Decide ``teachers.<name>.replicas: auto`` on GPUs; on CPUs it is one."""
+    models = preflight.models
+    if models is None or not any(t.service.replicas == AUTO for t in models.teachers if not t.inside):
+        return
+    counts, work = {}, work_on_gpus(preflight)
+    if work is not None and preflight.resources is not None:
+        counts = automatic_replicas(preflight.spec, models.teachers, work, preflight.resources)
+    teachers = [
+        replace(t, service=replace(t.service, replicas=counts.get(t.name, 1))) if t.service.replicas == AUTO else t
+        for t in models.teachers
+    ]
+    preflight.models = replace(models, teachers=teachers)
+    reason = "as many as keep up with the students and have a GPU"
+    preflight.decide(*(Decision(f"teachers.{name}.replicas", count, reason) for name, count in counts.items()))
+
+
+def work_on_gpus(preflight: Preflight) -> Work | None:
+    """Return the operations of an image; None without GPUs, where they say little, and for detectors, whose own are not
+    counted."""
+    models, resources, spec = preflight.models, preflight.resources, preflight.spec
+    if models is None or resources is None or not resources.gpus or spec.model.task is ModelTask.detection:
+        return None
+    if preflight.work is None:
+        preflight.work = work_of(spec, models, preflight.on_ray)
+    return preflight.work

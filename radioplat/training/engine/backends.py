@@ -1,0 +1,21 @@
+"""torch's switches of fp32 arithmetic on GPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from radioplat.spec.resolved.precision import uses_tf32
+from radioplat.spec.schema.train import TrainConfig
+
+
+def set_backends(train: TrainConfig, device: torch.device) -> None:
+    """Set cuDNN's switches and, for a GPU, whether fp32 is multiplied as TF32; on a CPU fp32 stays what it is.
+
+    TF32 rounds factors to 10 bits of fraction and sums in fp32. float64, in which statistics and heads are fitted, is
+    not concerned.
+    """
+    torch.backends.cudnn.benchmark = train.cudnn.benchmark
+    torch.backends.cudnn.deterministic = train.cudnn.deterministic
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if uses_tf32(train) else "highest")
+        torch.backends.cudnn.allow_tf32 = uses_tf32(train)

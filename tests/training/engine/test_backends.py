@@ -1,0 +1,40 @@
+"""torch's switches follow the spec, and a run on CPUs leaves fp32 as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radioplat.spec.loading.load import load_spec
+from radioplat.training.engine.backends import set_backends
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    """Other tests of this process keep the switches that they had."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before[1:]
+
+
+@pytest.mark.parametrize(("tf32", "matmul"), [("true", "high"), ("false", "highest"), ("auto", "highest")])
+def test_tf32_on_a_gpu(tf32, matmul):
+    """The switches themselves need no GPU."""
+    set_backends(load_spec(None, [f"train.tf32={tf32}"]).train, torch.device("cuda"))
+    assert torch.get_float32_matmul_precision() == matmul
+    assert torch.backends.cudnn.allow_tf32 is (tf32 == "true")
+
+
+def test_a_cpu_computes_fp32():
+    torch.set_float32_matmul_precision("highest")
+    set_backends(load_spec(None, ["train.tf32=true"]).train, torch.device("cpu"))
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize(("benchmark", "deterministic"), [(False, False), (True, False), (False, True)])
+def test_cudnn(benchmark, deterministic):
+    fields = [f"train.cudnn={{benchmark: {benchmark}, deterministic: {deterministic}}}"]
+    set_backends(load_spec(None, fields).train, torch.device("cpu"))
+    assert torch.backends.cudnn.benchmark is benchmark and torch.backends.cudnn.deterministic is deterministic
