@@ -13,9 +13,9 @@ from torch import nn
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import OptimConfig, OptimizerName, Precision, TrainConfig
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 
 # Matrices of more than 100,000 numbers, which stage 3 cuts up, and so many that the cut between two goes through none.
 WIDTH, LAYERS = 512, 4
@@ -57,14 +57,13 @@ def measure(case: tuple[str, int, str, bool]) -> float:
     found = 0
     for step in range(2):
         for i in range(2):
-            engine.set_gradient_accumulation_boundary(i == 1)
-            engine.backward(engine(torch.randn(2, WIDTH)))
+            engine.backward(engine(torch.randn(2, WIDTH)), last=i == 1)
             if (step, i) == (1, 0):
                 found = sum(size for place, size in _live().items() if place not in before)
         engine.step()
         if average is not None:
             average.step()
-    engine.destroy()
+    engine.close()
     del engine, module, average
     gc.collect()
     return found / PARAMETERS
@@ -82,7 +81,7 @@ def _live() -> dict[int, int]:
 def work(out: Path, cases: list[tuple[str, int, str, bool]]) -> None:
     """One worker, with torch's variables of a process group; ``out`` gets a list of numbers, one a case."""
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     gc.freeze()
     found = [measure(case) for case in cases]
     if os.environ["RANK"] == "0":

@@ -19,9 +19,9 @@ from torch import nn
 
 from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Layout
+from radioplat.training.engine.engine import LOSS_SCALE
 
 _TEMPORARY = "radioplat_temporary"  # key in the optimizer state; no optimizer uses it
-LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
 _SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
 
 

@@ -11,8 +11,7 @@ from torch import nn
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.registry import build_engine
 
 pytestmark = [pytest.mark.usefixtures("process_group"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 MICRO = 2  # micro-batches of a step
@@ -65,24 +64,23 @@ class Run:
     def backward(self, step: int, place: int, factor: float = 1.0) -> None:
         x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + place))
         loss = self.engine(x) * factor
-        self.engine.set_gradient_accumulation_boundary(place == MICRO - 1)
-        self.engine.backward(loss)
+        self.engine.backward(loss, last=place == MICRO - 1)
         self.engine.step()
 
     def train(self, start: int, stop: int) -> None:
         for step in range(start, stop):
-            for group in self.engine.optimizer.param_groups:
+            for group in self.engine.param_groups:
                 group["lr"] = 0.01 / (1 + step)
             for place in range(MICRO):
                 self.backward(step, place)
 
     def state(self) -> dict[str, torch.Tensor]:
-        return deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        return self.engine.full_state(self.names, self.moments)
 
     @classmethod
     def resumed(cls, precision: str, stage: int, optimizer: str, state: dict[str, torch.Tensor], steps: int) -> Run:
         run = cls(precision, stage, optimizer, state)
-        deepspeed_compat.load_full_state(run.engine, run.names, run.moments, state, steps)
+        run.engine.load_full_state(run.names, run.moments, state, steps)
         return run
 
 
@@ -163,7 +161,7 @@ def test_discarded_gradients_leave_no_trace(precision, stage, after=2):
         run.train(0, after)
     before = skipping.state()
     skipping.backward(99, 0, factor=1e3)
-    deepspeed_compat.discard_gradients(skipping.engine)
+    skipping.engine.discard_gradients()
     assert_same(skipping.state(), before)
     for run in (quiet, skipping):
         run.train(after, after + 2)
@@ -174,7 +172,7 @@ def test_discarded_gradients_leave_no_trace(precision, stage, after=2):
 def test_discarded_nan_gradients_leave_no_trace(precision, stage):
     quiet, skipping = (Run(precision, stage, "adamw") for _ in range(2))
     skipping.backward(99, 0, factor=float("nan"))
-    deepspeed_compat.discard_gradients(skipping.engine)
+    skipping.engine.discard_gradients()
     for run in (quiet, skipping):
         run.train(0, 2)
     assert_same(skipping.state(), quiet.state())

@@ -17,10 +17,9 @@ from radioplat.models.weights.model_format import EMA_FILE, has_average, read_av
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.checkpoints.checkpoint import OPTIMIZER, RunState, commit, newest, snapshot
-from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.batchnorm_state import BatchNormStatistics
-from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 ALL = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
@@ -57,7 +56,7 @@ class Run:
         self.engine = build_engine(self.module, spec, 1)
         if begin:
             state = {**begin["weights"], **begin["moments"]}
-            deepspeed_compat.load_full_state(self.engine, self.names, self.moments, state, steps)
+            self.engine.load_full_state(self.names, self.moments, state, steps)
         self.running.sync()
         self.ema = Ema(self.engine, self.names, self.running.state_dict, DECAY)
         if begin:
@@ -69,14 +68,13 @@ class Run:
 
     def step(self, step: int) -> None:
         loss = self.engine(torch.randn(5, 6, generator=torch.Generator().manual_seed(step)))
-        self.engine.set_gradient_accumulation_boundary(True)
-        self.engine.backward(loss)
+        self.engine.backward(loss, last=True)
         self.engine.step()
         self.running.step()
         self.ema.step()
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        whole = self.engine.full_state(self.names, self.moments)
         weights = {k: v for k, v in whole.items() if k in self.names}
         counts = {k: v.clone() for k, v in self.module.state_dict().items() if "num_batches" in k}
         exact = {k: v.clone() for k, v in self.running.state_dict().items()}

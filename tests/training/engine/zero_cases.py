@@ -21,9 +21,9 @@ from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import OptimConfig, OptimizerName, Precision, TrainConfig
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 
 MICRO, HALF = 4, 3
 STEPS = {"adamw": 6, "sgd": 6, "lamb": 20}
@@ -117,7 +117,7 @@ class Run:
             module.load_state_dict({k: v for k, v in begin.items() if k in module.state_dict()})
         self.engine, self.names = build_engine(module, spec, micro), dict(module.named_parameters())
         if begin:
-            deepspeed_compat.load_full_state(self.engine, self.names, self.moments, begin, HALF)
+            self.engine.load_full_state(self.names, self.moments, begin, HALF)
         self.ema = Ema(self.engine, self.names, dict, 0.8)
         if begin:
             self.ema.load_state_dict({k.removesuffix(".ema"): v for k, v in begin.items() if k.endswith(".ema")})
@@ -125,14 +125,13 @@ class Run:
     def backward(self, x: torch.Tensor, last: bool) -> float:
         """One micro-batch; its loss."""
         loss = self.engine(x)
-        self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss)
+        self.engine.backward(loss, last=last)
         self.engine.step()
         return float(loss.detach())
 
     def state(self) -> State:
         """Everything that a checkpoint keeps, on every rank, as each reads all of it."""
-        whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        whole = self.engine.full_state(self.names, self.moments)
         return broadcast_object(whole | {f"{name}.ema": value for name, value in self.ema.state_dict().items()})
 
 
@@ -190,7 +189,7 @@ def moved(old: State, new: Case) -> list[str]:
 def work(folder: Path) -> None:
     """One of two workers: all cases, and what one worker has begun, to its end."""
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     gc.freeze()  # stage 3 collects garbage at each start: half a second for all that was imported
     alone = torch.load(folder / "1.pt")
     found: dict[str, Any] = {str(case): train(case) for case in MATRIX}
