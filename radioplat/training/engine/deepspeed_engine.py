@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from radioplat.optim.lamb import Lamb
@@ -33,7 +34,7 @@ class DeepSpeedEngine(Engine):
     def __init__(self, module: nn.Module, spec: Spec, micro_batches: int) -> None:
         import deepspeed
 
-        optimizer = build_optimizer(module, spec.train.optim)
+        optimizer = build_optimizer(module, spec.train.optim, on_host=spec.train.offload)
         config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
         if spec.train.precision is not Precision.fp32:
@@ -115,8 +116,13 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
     low = train.precision is not Precision.fp32
     zero: dict[str, Any] = {"stage": zero_stage(train)}
     if zero["stage"]:
-        # DeepSpeed allocates the whole bucket, by default 5e8 values, regardless of the size of the student.
+        # DeepSpeed allocates the whole bucket, two with overlap_comm, regardless of the size of the student.
         zero["reduce_bucket_size"] = min(BUCKET, parameters)
+        zero["contiguous_gradients"] = True
+    if zero["stage"] in (1, 2):
+        zero["overlap_comm"] = _overlaps()
+        # Each piece of a bucket goes to the rank that keeps it, half the bytes of an exchange with all ranks.
+        zero["use_multi_rank_bucket_allreduce"] = False
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
         "gradient_accumulation_steps": micro_batches,
@@ -124,6 +130,7 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU twice for each micro-batch
     }
     if low:
         config[train.precision.value] = {"enabled": True}
@@ -134,3 +141,8 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         # DeepSpeed's CPU Adam would be compiled at the start on each new machine, and no other optimizer is available.
         config["zero_force_ds_cpu_optimizer"] = False
     return config
+
+
+def _overlaps() -> bool:
+    """Return whether gradients can be reduced during the backward pass: on streams of GPUs, with more than one rank."""
+    return torch.cuda.is_available() and dist.get_world_size() > 1

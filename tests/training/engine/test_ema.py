@@ -22,7 +22,17 @@ from radioplat.training.engine.ema import Ema
 from radioplat.training.engine.registry import build_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-ALL = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
+ALL = [
+    ("fp32", None),
+    ("bf16", None),
+    ("fp32", 0),
+    ("fp32", 1),
+    ("fp32", 2),
+    ("fp32", 3),
+    ("bf16", 1),
+    ("bf16", 2),
+    ("bf16", 3),
+]
 DECAY = 0.7
 
 
@@ -43,8 +53,11 @@ class Tiny(nn.Module):
 class Run:
     """An engine, its running state and its average, driven as the worker drives them."""
 
-    def __init__(self, precision: str, stage: int, optimizer: str, begin: dict | None = None, steps: int = 0) -> None:
-        train = {"precision": precision, "zero_stage": stage}
+    def __init__(
+        self, precision: str, stage: int | None, optimizer: str, begin: dict | None = None, steps: int = 0
+    ) -> None:
+        cut = {"engine": "ddp"} if stage is None else {"zero_stage": stage}
+        train = {"precision": precision, **cut}
         optim = {"optim": optimizer, "lr": 0.02, "weight_decay": 0.1}
         spec = load_spec({"train": {**train, "optim": optim}, "dataset": {"batch_size": 5}})
         self.moments = MOMENTS[spec.train.optim.optim]
@@ -120,6 +133,7 @@ def test_closed_form(precision, stage):
         ("fp32", 0, "lamb"),
         ("fp32", 2, "lamb"),
         ("bf16", 3, "lamb"),
+        ("fp32", None, "lamb"),
         ("bf16", 1, "fusedlamb"),
     ],
 )
@@ -139,7 +153,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(precision, stage, optimizer):
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [*range(4), None])
 def test_looking_at_the_average_before_the_first_step_disturbs_nothing(stage):
     quiet, looked = Run("fp32", stage, "adamw"), Run("fp32", stage, "adamw")
     before = looked.state()
