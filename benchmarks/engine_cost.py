@@ -116,9 +116,7 @@ def work(rank: int, port: int, given: argparse.Namespace, show: Callable[[str], 
             own = {"micro_batch_ms": taken["within"] - bare["within"], "last_ms": taken["last"] - bare["last"]}
             found[f"{engine} {precision}"] = {name: round(value, 2) for name, value in own.items()}
             if rank == 0:
-                show(
-                    f"{engine:7} {precision}: {own['micro_batch_ms']:6.1f} ms a micro-batch, {own['last_ms']:6.1f} the last"
-                )
+                show(f"{engine:7} {precision}: {own['micro_batch_ms']:6.1f} ms, the last {own['last_ms']:6.1f} ms")
     if rank == 0:
         show(json.dumps({"world": given.world, "parameters": 317, "engines": found}))
 

@@ -37,7 +37,7 @@ class GradientSums:
 
     The order is the same on every rank, whatever the order in which gradients arrive, because ranks must call
     collectives in the same order. Parameters without gradient add zeros. They would hold up all pieces behind their
-    own; so if a pass left some out, the next one looks up in the graph which parameters it will reach.
+    own; so after a pass that left some out, the next ones look up in the graph which parameters they will reach.
 
     Args:
         parameters: all parameters that are in pieces, by number.
@@ -65,7 +65,7 @@ class GradientSums:
             self._begin(loss)
         loss.backward()
         if last and self._exchanges:
-            self._left_out = any(piece.missing for piece in self._pieces)
+            self._left_out |= any(piece.missing for piece in self._pieces)
             self._open = False
             self._send(complete_only=False)
         else:
@@ -79,9 +79,12 @@ class GradientSums:
         self._works.clear()
 
     def _begin(self, loss: torch.Tensor) -> None:
-        reached = {self._numbers[p] for p in _leaves(loss) if p in self._numbers} if self._left_out else None
+        reached = set(self._numbers.values())
+        if self._left_out:
+            reached &= {self._numbers[p] for p in _leaves(loss) if p in self._numbers}
+            self._left_out = len(reached) < len(self._numbers)
         for piece in self._pieces:
-            piece.missing, piece.sent = set(piece.members if reached is None else piece.members & reached), False
+            piece.missing, piece.sent = set(piece.members & reached), False
         self._next, self._open = 0, True
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
