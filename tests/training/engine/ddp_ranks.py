@@ -247,5 +247,7 @@ def work(folder: Path) -> None:
     found["twice"] = twice()
     uses = {"the first": [[0, 1], [1]], "by rank": [[0, rank], [rank]]}
     for name, used in uses.items():
-        found |= {f"choice {name} {engine}": choices(engine, "fp32", used) for engine in ("ddp", "ZeRO-0", "ZeRO-2")}
+        # At stage 2 DeepSpeed waits for ever if ranks use other layers: they then call other collectives.
+        engines = ("ddp", "ZeRO-0", "ZeRO-2") if name == "the first" else ("ddp", "ZeRO-0")
+        found |= {f"choice {name} {engine}": choices(engine, "fp32", used) for engine in engines}
     torch.save(found, folder / f"{rank}.pt")

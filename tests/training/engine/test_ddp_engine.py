@@ -32,9 +32,9 @@ def found(process_group, tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
 @PRECISIONS
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_the_losses_of_20_steps_are_deepspeed_s(found, world, precision, stage):
-    """In bf16 stage 0 is stage 1; stage 2 rounds gradients of a micro-batch where ddp and stage 1 do."""
+    """In bf16 stage 0 is stage 1, and with one rank all are the same; another order of sums may round weights apart."""
     mine, theirs = (found[world][0][f"losses {engine} {precision}"] for engine in ("ddp", f"ZeRO-{stage}"))
-    tolerance = 1e-5 if precision == "fp32" else 2e-3
+    tolerance = 1e-5 if precision == "fp32" or world == 1 else 2e-3
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0)
     assert len(mine) == 20 and mine[-1] < 0.5 * mine[0]
 
@@ -53,12 +53,10 @@ def test_ranks_exchange_gradients_once_a_step_and_begin_in_its_last_backward_pas
         if place % 3 < 2:
             assert calls == []
         else:
-            assert len(calls) > 3 and set(calls) == {"backward all_reduce", "all_reduce"}
-            assert calls.count("all_reduce") <= 2  # the piece of the first layer is complete with the pass
+            assert len(calls) > 3 and set(calls) == {"backward all_reduce"}
 
 
-@pytest.mark.parametrize("name", ["the first", "by rank"])
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize(("name", "stage"), [("the first", 0), ("the first", 2), ("by rank", 0)])
 def test_parameters_without_gradient_have_zeros_as_with_deepspeed(found, name, stage):
     """Layers that no, that only the first micro-batch, or that only one rank uses in its last pass."""
     mine, theirs = (found[2][0][f"choice {name} {engine}"]["weights"] for engine in ("ddp", f"ZeRO-{stage}"))
@@ -68,7 +66,8 @@ def test_parameters_without_gradient_have_zeros_as_with_deepspeed(found, name, s
             value, theirs[parameter], rtol=1e-5, atol=1e-7, msg=lambda m, n=parameter: f"{n}: {m}"
         )
     start = dict(ranks.Choice().named_parameters())
-    assert all((value - start[parameter]).abs().max() > 1e-4 for parameter, value in mine.items())
+    decayed = [parameter for parameter in mine if parameter.endswith("weight")]
+    assert all((mine[parameter] - start[parameter]).abs().max() > 1e-4 for parameter in decayed)
 
 
 @pytest.mark.parametrize("name", ["the first", "by rank"])
