@@ -90,14 +90,14 @@ class Timed:
         from radioplat.design.run import keep_data
         from radioplat.launch.local import _alone_in_the_world
         from radioplat.launch.preflight.steps import prepare
-        from radioplat.training.engine import deepspeed_compat
+        from radioplat.training.engine import process_group
 
         self._work, self._between = work, between
         self.begins: list[float] = []
         self.away: list[float] = []
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         _alone_in_the_world()
-        deepspeed_compat.init_distributed("nccl" if self.device.type == "cuda" else "gloo")
+        process_group.join("nccl" if self.device.type == "cuda" else "gloo")
         folder = Path(work.scratch) / "results"
         self.run, data = prepare(_spec(work), "distill", folder / "distill")
         keep_data(self.run, data)
@@ -186,7 +186,8 @@ def _bare_step(timed: Timed, work: Work) -> Callable[[], None]:
     from radioplat.design.tasks.features import build_student
     from radioplat.objectives.distill import DistillObjective, MicroBatch
     from radioplat.teachers.serving.transport import unpack
-    from radioplat.training.engine.deepspeed_engine import arithmetic, build_engine
+    from radioplat.training.engine.cpu_bf16 import arithmetic
+    from radioplat.training.engine.registry import build_engine
 
     run, device = timed.run, timed.device
     name, view = run.teachers[0].name, run.student_view

@@ -249,7 +249,7 @@ def process_group(monkeypatch):
     """gloo, one rank, on a free loopback port; the environment that names it goes away with the test."""
     import torch.distributed as dist
 
-    from radioplat.training.engine import deepspeed_compat
+    from radioplat.training.engine import process_group
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -258,7 +258,7 @@ def process_group(monkeypatch):
     for name, value in alone.items():
         monkeypatch.setenv(name, str(value))
     if not dist.is_initialized():
-        deepspeed_compat.init_distributed("gloo")
+        process_group.join("gloo")
     assert dist.get_world_size() == 1
 
 

@@ -57,9 +57,7 @@ def detector_architecture(spec: Spec, backbone: StudentArchitecture, classes: Se
         hint = "Leave it out, or take at least that number."
         message = f"the training images have {len(classes)} classes, not {most}"
         raise SpecError(message, where="dataset.num_classes", hint=hint)
-    architecture = DetectorArchitecture(
-        backbone, most, config.kind, dict(config.options), tuple(classes), quantized
-    )
+    architecture = DetectorArchitecture(backbone, most, config.kind, dict(config.options), tuple(classes), quantized)
     detector = Detector(architecture)
     for size in dict.fromkeys((spec.dataset.img_size, *(s for s, _ in student_sizes(spec)))):
         where = "dataset.img_size" if size == spec.dataset.img_size else "dataset.augmentation.multi_scales"

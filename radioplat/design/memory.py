@@ -1,11 +1,14 @@
-"""Bytes of a trained parameter on each worker, for `plan` and for the check of heads that are too large.
+"""Bytes of a trained parameter on each worker, for `plan`, its warning of stage 3 and the check of too large heads.
 
 Counted as by Rajbhandari et al. (ZeRO, 2020, section 3): weights, gradients and optimizer state, each divided by the
 number of workers from a ZeRO stage on. It differs in two points, because DeepSpeed sums gradients in fp32 (see
 :mod:`radioplat.training.engine.deepspeed_engine`): in 16 bits a summed gradient has 4 bytes, not 2, at stage 1 in
 addition to those of a micro-batch; and in fp32 ZeRO also has a copy of the weights for the optimizer. Not included:
-activations, the buckets in which stages 1 and 2 send gradients during a backward pass, and at stage 3 parameters of
-fewer than 100,000 elements, which DeepSpeed does not shard.
+activations, the one or two buckets in which stages 1 and 2 send gradients during a backward pass (of at most
+:data:`BUCKET` elements), and at stage 3 parameters of fewer than 100,000 elements, which DeepSpeed does not shard.
+
+The engine ``ddp`` (:mod:`radioplat.training.engine.ddp_engine`) shards nothing. In 16 bits it has the same tensors as
+stage 1 with one worker, in fp32 those of stage 0.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
-from radioplat.spec.schema.train import Precision, TrainConfig
+from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class ParameterBytes:
 
 
 def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
-    """Return the bytes that DeepSpeed needs for a parameter on each of ``world`` workers."""
+    """Return the bytes that the run's engine needs for a parameter on each of ``world`` workers."""
+    world = 1 if train.engine is EngineName.ddp else world
     low, stage = precision_of(train) is not Precision.fp32, zero_stage(train)
     number = 2 if low else 4
     kept = 0 if train.offload else 4 / (world if stage >= 1 else 1)  # for each fp32 number of the optimizer state

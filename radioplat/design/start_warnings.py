@@ -1,11 +1,15 @@
-"""Warnings about settings that would destroy the student's pretrained weights, or keep it from learning."""
+"""Warnings about settings that destroy the student's pretrained weights, keep it from learning or slow it down."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+
+import torch
 
 from radioplat.design.automatic import timm_normalisation
 from radioplat.design.head_fit import pretrained_parts, untrained_heads
+from radioplat.design.memory import parameter_bytes
 from radioplat.design.student import build_on_meta, has_batchnorm
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, MODEL_PATH
@@ -14,24 +18,50 @@ from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec
 
+SMALL = 20e9  # bytes of weights, gradients and optimizer; GPUs for training have 40 GB and more
 FEW_IMAGES = 8  # of a micro-batch, below which BatchNorm's error rises steeply
 
 
 def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
-    """Return a warning with a remedy for each setting that destroys pretrained weights or makes BatchNorm useless.
+    """Return warnings with remedies: of stage 3 without need, of lost pretrained weights, of useless BatchNorm.
 
-    None if ``train.resume_training_checkpoint_path`` resumes a run.
+    Only the first one if ``train.resume_training_checkpoint_path`` resumes a run.
 
     Raises:
         WeightsError: the weights cannot be read, or do not fit.
     """
+    warnings = list(_stage_3(spec, architecture))
     if spec.train.resume_training_checkpoint_path:
-        return []
-    warnings = list(_batchnorm(spec, architecture))
+        return warnings
+    warnings += _batchnorm(spec, architecture)
     taken = pretrained_parts(spec, architecture)
     if any(name.startswith("backbone.") for name in taken):
         warnings += [*_untrained_heads(spec, architecture, taken), *_normalisation(spec, architecture)]
     return warnings
+
+
+def _stage_3(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
+    """Warn of ZeRO-3 where stage 2 has room: stage 3 gathers the weights of each layer in each micro-batch."""
+    train, fewest = spec.train, spec.worker_bounds[0]
+    if train.zero_stage < 3:
+        return
+    parameters = sum(p.numel() for p in build_on_meta(architecture).parameters())
+    needed = parameter_bytes(dataclasses.replace(train, zero_stage=2), fewest).of(parameters)
+    room, reason = _room()
+    if needed <= room:
+        yield (
+            f"train.zero_stage is 3: at stage 2 weights, gradients and optimizer take {needed / 1e9:.2g} GB of each "
+            f"of {fewest} worker(s), {reason}. Stage 3 exchanges the weights in each forward and backward pass, which "
+            "costs several times as much CPU time. Take train.zero_stage 2"
+        )
+
+
+def _room() -> tuple[float, str]:
+    """Return the bytes that weights and optimizer may take on a GPU, and how that was chosen."""
+    if torch.cuda.is_available():
+        memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+        return memory / 2, f"less than half of a GPU's {memory / 1e9:.0f} GB"
+    return SMALL, f"less than {SMALL / 1e9:.0f} GB, for which a GPU usually has room"
 
 
 def _batchnorm(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:

@@ -20,7 +20,7 @@ from radioplat.design.run import Run
 from radioplat.errors import OutOfMemory, Stopped
 from radioplat.launch.ray.joined_pools import joined_pools
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
-from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine import process_group
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
@@ -40,7 +40,7 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     _set_single_process_environment()
     if device.type == "cpu":
         say("this machine has no GPU: the run has one CPU worker")
-    deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo")
+    process_group.join("nccl" if device.type == "cuda" else "gloo")
     pools = joined_pools(run, device.type)
     clients: dict[str, TeacherClient] = {
         t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.frozen_teachers

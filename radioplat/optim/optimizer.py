@@ -29,27 +29,42 @@ _CURVES: dict[Policy, Callable[[float], float]] = {
 }
 
 
-def build_optimizer(module: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, config: OptimConfig, on_host: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable parameters; see :func:`parameter_groups`.
 
     ``adamw`` decays the weights directly; ``adam`` and ``sgd`` (momentum without Nesterov) add the decay to the
-    gradient, as in torch. ``fusedlamb`` is the same as ``lamb``, so results are the same on every device.
+    gradient, as in torch. ``fusedlamb`` is the same as ``lamb``, so results are the same on every device. Adam's update
+    is one kernel (``fused``) if all parameters are on a GPU.
+
+    Args:
+        on_host: whether the engine moves the optimizer's tensors to the host.
 
     Raises:
         SpecError: no parameter is trainable, or the config sets a rate for parameters that do not exist.
     """
-    optimizer = _optimizer(parameter_groups(module, config), config)
+    groups = parameter_groups(module, config)
+    fused = not on_host and all(parameter.is_cuda for group in groups for parameter in group["params"])
+    optimizer = _optimizer(groups, config, fused)
     step_relatively(optimizer)
     return optimizer
 
 
-def _optimizer(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+def _optimizer(groups: list[dict[str, Any]], config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
     betas = (config.betas[0], config.betas[1])
     if config.optim is OptimizerName.sgd:
         return torch.optim.SGD(groups, lr=config.rate, momentum=config.momentum)
     if config.optim in (OptimizerName.lamb, OptimizerName.fusedlamb):
         return Lamb(groups, lr=config.rate, betas=betas)
-    return _ADAM[config.optim](groups, lr=config.rate, betas=betas)
+    return _ADAM[config.optim](groups, lr=config.rate, betas=betas, fused=fused or None)
+
+
+def create_state(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, moments: tuple[str, ...], steps: int) -> None:
+    """Create the state of ``tensor`` that the first step would create, with zero moments and the count ``steps``."""
+    state: dict[str, torch.Tensor] = {moment: torch.zeros_like(tensor) for moment in moments}
+    if "exp_avg" in moments:
+        fused = optimizer.param_groups[0].get("fused")  # it reads the count on the device
+        state["step"] = torch.tensor(float(steps), device=tensor.device if fused else None)
+    optimizer.state[tensor] = state
 
 
 def set_rates(

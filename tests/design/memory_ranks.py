@@ -1,4 +1,4 @@
-"""What an engine holds at each ZeRO stage, measured in a process of its own, which :func:`work` is."""
+"""What an engine holds at each ZeRO stage and with ddp, measured in a process of its own, which :func:`work` is."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from torch import nn
 
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import OptimConfig, OptimizerName, Precision, TrainConfig
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.spec.schema.train import EngineName, OptimConfig, OptimizerName, Precision, TrainConfig
+from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 
 # Matrices of more than 100,000 numbers, which stage 3 cuts up, and so many that the cut between two goes through none.
 WIDTH, LAYERS = 512, 4
 PARAMETERS = LAYERS * WIDTH * WIDTH
+DDP = -1  # instead of a stage
 CASES = [
     *(("fp32", stage, "adamw", ema) for stage in range(4) for ema in (False, True)),
     *(("bf16", stage, "adamw", True) for stage in range(4)),
     ("fp32", 2, "sgd", False),
     ("bf16", 1, "sgd", False),
     ("bf16", 3, "lamb", False),
+    ("fp32", DDP, "adamw", True),
+    ("bf16", DDP, "adamw", True),
+    ("bf16", DDP, "sgd", False),
 ]
 
 
@@ -44,7 +48,8 @@ class Layers(nn.Module):
 def config(precision: str, stage: int, optimizer: str, ema: bool) -> TrainConfig:
     """Section ``train`` of a case."""
     optim = OptimConfig(optim=OptimizerName(optimizer))
-    return TrainConfig(precision=Precision(precision), zero_stage=stage, optim=optim, enable_ema=ema)
+    cut = {"engine": EngineName.ddp} if stage == DDP else {"zero_stage": stage}
+    return TrainConfig(precision=Precision(precision), optim=optim, enable_ema=ema, **cut)
 
 
 def measure(case: tuple[str, int, str, bool]) -> float:
@@ -57,14 +62,13 @@ def measure(case: tuple[str, int, str, bool]) -> float:
     found = 0
     for step in range(2):
         for i in range(2):
-            engine.set_gradient_accumulation_boundary(i == 1)
-            engine.backward(engine(torch.randn(2, WIDTH)))
+            engine.backward(engine(torch.randn(2, WIDTH)), last=i == 1)
             if (step, i) == (1, 0):
                 found = sum(size for place, size in _live().items() if place not in before)
         engine.step()
         if average is not None:
             average.step()
-    engine.destroy()
+    engine.close()
     del engine, module, average
     gc.collect()
     return found / PARAMETERS
@@ -82,7 +86,7 @@ def _live() -> dict[int, int]:
 def work(out: Path, cases: list[tuple[str, int, str, bool]]) -> None:
     """One worker, with torch's variables of a process group; ``out`` gets a list of numbers, one a case."""
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     gc.freeze()
     found = [measure(case) for case in cases]
     if os.environ["RANK"] == "0":

@@ -23,7 +23,14 @@ def said(case, world: int) -> float:
     return parameter_bytes(ranks.config(*case), world).of(ranks.PARAMETERS) / ranks.PARAMETERS
 
 
-ALONE = [("fp32", 0, "adamw", True), ("fp32", 1, "sgd", False), ("fp32", 3, "adamw", False), ("bf16", 2, "lamb", True)]
+ALONE = [
+    ("fp32", ranks.DDP, "adamw", False),
+    ("bf16", ranks.DDP, "adamw", True),
+    ("fp32", 0, "adamw", True),
+    ("fp32", 1, "sgd", False),
+    ("fp32", 3, "adamw", False),
+    ("bf16", 2, "lamb", True),
+]
 
 
 def measured(folder: Path, world: int, cases: list[tuple]) -> dict[tuple, float]:
@@ -64,6 +71,8 @@ def test_it_is_what_an_engine_of_two_workers_holds(case, two_workers):
         (4, ["zero_stage=1", "precision=fp16"], 2 + 6 + 12 / 4),
         (4, ["zero_stage=1"], 4 + 8 + 12 / 4),
         (4, ["zero_stage=2"], 4 + (4 + 12) / 4),
+        (4, ["engine=ddp", "enable_ema=true"], 4 + 4 + 8 + 4),
+        (4, ["engine=ddp", "precision=bf16"], 2 + 6 + 12),
         (4, ["zero_stage=3"], (4 + 4 + 12) / 4),
     ],
 )

@@ -74,6 +74,30 @@ def test_weights_of_unknown_tag_are_judged_only_where_all_tags_agree(made, kind,
     assert len(made(kind, f"{WARMUP}=1", path=tmp_path / "b0.safetensors")) == count
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its memory decides there")
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        (("train.zero_stage=2",), 0),
+        (("train.zero_stage=3",), 1),
+        (("train.zero_stage=3", "train.resume_training_checkpoint_path=/elsewhere/model_epoch_001_step_00004"), 1),
+    ],
+)
+def test_stage_3_without_need_is_a_warning(overrides, found):
+    spec = load_spec(None, ["model.backbone.type=test_vit", "dataset.img_size=64", *overrides])
+    lines = start_warnings(spec, design_models(spec, "train").architecture)
+    assert len(lines) == found and all("at stage 2 weights, gradients and optimizer take" in line for line in lines)
+
+
+@pytest.mark.parametrize(("room", "warns"), [(0.9, False), (1.1, True)])
+def test_stage_3_is_needed_if_stage_2_exceeds_the_room(monkeypatch, room, warns):
+    spec = load_spec(None, ["model.backbone.type=test_vit", "dataset.img_size=64", "train.zero_stage=3"])
+    architecture = design_models(spec, "train").architecture
+    parameters = sum(p.numel() for p in Student(architecture).parameters())
+    monkeypatch.setattr("radioplat.design.start_warnings._room", lambda: (room * 20 * parameters, "room of a test"))
+    assert len(start_warnings(spec, architecture)) == warns
+
+
 def test_what_starts_from_nothing_has_nothing_to_lose(made):
     spec = load_spec(None, ["model.backbone.type=test_vit", "dataset.img_size=64"])
     assert start_warnings(spec, design_models(spec, "train").architecture) == []

@@ -25,9 +25,8 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.root import Spec
 from radioplat.training.checkpoints.persistence import trainable
-from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.batchnorm_state import BatchNormStatistics
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.registry import build_engine
 
 RADIO = {"type": "radio_vit_tiny_patch16", "kwargs": {"embed_dim": 32, "depth": 5, "num_heads": 2, "patch_size": 8}}
 NAMES = ("a", "b")
@@ -298,7 +297,7 @@ def test_a_reparametrized_student_goes_through_the_engine_and_back(precision, st
 
     module, engine = start()
     first = [step(module, engine, n) for n in range(2)]
-    whole = deepspeed_compat.full_state(engine, trainable(module), moments)
+    whole = engine.full_state(trainable(module), moments)
     assert any(name.endswith("gamma") for name in whole)
     tensors = {k: v.detach().clone().float() for k, v in module.student.state_dict().items()} | {
         k: whole[k] for k in trainable(module)
@@ -307,7 +306,7 @@ def test_a_reparametrized_student_goes_through_the_engine_and_back(precision, st
     again, other = DistillObjective(student_of(spec), resolve_teachers(spec), "64").train(), None
     again.student.load_state_dict(tensors)
     other = build_engine(again, spec, 1)
-    deepspeed_compat.load_full_state(other, trainable(again), moments, whole, 2)
+    other.load_full_state(trainable(again), moments, whole, 2)
     assert step(again, other, 2) == pytest.approx(quiet, rel=1e-6) and first[0] != first[1]
 
 

@@ -37,7 +37,6 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
 
     from radioplat.optim.optimizer import MOMENTS
     from radioplat.training.checkpoints.persistence import trainable
-    from radioplat.training.engine import deepspeed_compat
 
     found: dict[str, torch.Tensor | float | str] = {}
     for name, buffer in worker.objective.named_buffers():
@@ -46,7 +45,7 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
         with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
             found[f"in use {name}"] = parameter.detach().clone()
     names, optim = trainable(worker.objective), worker.spec.train.optim.optim
-    whole = deepspeed_compat.full_state(worker.engine, names, MOMENTS[optim])
+    whole = worker.engine.full_state(names, MOMENTS[optim])
     found |= {f"fp32 {name}": tensor for name, tensor in whole.items()}
     states = worker.hooks.states()  # what ranks hold apart is put together, as it is before every checkpoint
     found |= {f"average {name}": tensor for name, tensor in states.get("ema", {}).items()}
@@ -127,11 +126,11 @@ def load(run, rank: int, world: int) -> dict:
 
 def work(folder: Path) -> None:
     """One worker of the group that the environment names."""
-    from radioplat.training.engine import deepspeed_compat
+    from radioplat.training.engine import process_group
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     for name, (_, _, loads) in RUNS.items():
         run = pickle.loads((folder / f"{name}.pkl").read_bytes())
         found = {"trained": train(run, rank, world)} if world == 2 else {}

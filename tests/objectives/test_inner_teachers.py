@@ -25,10 +25,9 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import AVERAGE
 from radioplat.spec.schema.distill import Source
 from radioplat.training.checkpoints.persistence import trainable
-from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.batchnorm_state import BatchNormStatistics
-from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 from radioplat.training.loop.average_student import AverageStudent
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -245,7 +244,7 @@ class Trained:
         self.names = trainable(self.module)
         if begin:
             state = begin["weights"] | begin["moments"]
-            deepspeed_compat.load_full_state(self.engine, self.names, self.moments, state, begin["steps"])
+            self.engine.load_full_state(self.names, self.moments, state, begin["steps"])
         self.running.sync()
         self.ema = self.module.average.ema = Ema(self.engine, self.names, self.statistics, decay)
         self.steps = begin["steps"] if begin else 0
@@ -264,8 +263,7 @@ class Trained:
         given.views[str(SIZE)] = given.views[str(SIZE)].roll(self.steps, 0).roll(self.steps, 3)
         self.look()
         losses = self.engine(given)
-        self.engine.set_gradient_accumulation_boundary(True)
-        self.engine.backward(losses["loss"])
+        self.engine.backward(losses["loss"], last=True)
         self.engine.step()
         spectral.follow(self.module)
         self.running.step()
@@ -274,7 +272,7 @@ class Trained:
         return losses["loss/mesa"].item()
 
     def state(self) -> dict:
-        whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        whole = self.engine.full_state(self.names, self.moments)
         weights = {k: v.detach().clone() for k, v in self.module.student.state_dict().items() if k not in self.names}
         weights |= {k: whole.pop(k) for k in self.names} | self.statistics()
         return {"weights": weights, "moments": whole, "average": self.ema.state_dict(), "steps": self.steps}
@@ -407,15 +405,14 @@ def test_peers_are_in_checkpoints_at_every_stage(precision, stage):
         engine = build_engine(module, spec, 1)
         names = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if saved:
-            deepspeed_compat.load_full_state(engine, names, MOMENTS[spec.train.optim.optim], saved | current, 2)
+            engine.load_full_state(names, MOMENTS[spec.train.optim.optim], saved | current, 2)
         running.sync()
         return module, engine, running, names
 
     def step(module, engine, running, names, number: int) -> float:
         torch.manual_seed(number)
         losses = engine(batch_of(str(SIZE), LABELS))
-        engine.set_gradient_accumulation_boundary(True)
-        engine.backward(losses["loss"])
+        engine.backward(losses["loss"], last=True)
         engine.step()
         running.step()
         return losses["loss/a/peer_logits"].item()
@@ -423,7 +420,7 @@ def test_peers_are_in_checkpoints_at_every_stage(precision, stage):
     quiet = start()
     assert set(peer_parameters(quiet[0])) == {n for n in quiet[3] if n.startswith(PREFIX)} and peer_buffers(quiet[0])
     seen = [step(*quiet, number) for number in range(2)]
-    saved = deepspeed_compat.full_state(quiet[1], quiet[3], MOMENTS[spec.train.optim.optim])
+    saved = quiet[1].full_state(quiet[3], MOMENTS[spec.train.optim.optim])
     saved |= {f"student.{k}": v for k, v in quiet[0].student.named_buffers() if "mean" not in k and "std" not in k}
     saved |= {f"student.{k}": v for k, v in quiet[0].student.state_dict().items() if f"student.{k}" not in saved}
     saved = {k: v.detach().clone() for k, v in (saved | peer_buffers(quiet[0]) | quiet[2].state_dict()).items()}

@@ -86,9 +86,7 @@ def _predictions(model: InferenceModel, views: Sequence[ImageView], top_k: int) 
         yield from _detected(model, model.detect(pixels), views)
 
 
-def _encoded(
-    model: InferenceModel, features: Features, views: Sequence[ImageView], top_k: int
-) -> Iterator[Prediction]:
+def _encoded(model: InferenceModel, features: Features, views: Sequence[ImageView], top_k: int) -> Iterator[Prediction]:
     summary, spatial = (features.of(kind).cpu().numpy() for kind in ("summary", "spatial"))
     labels = scores = None
     if model.classifies:

@@ -103,9 +103,7 @@ def _without_effect(spec: Spec) -> Iterator[Problem]:
             yield Problem("this is for students, and the models are detectors", f"evaluate.{name}", "Leave it out.")
 
 
-def open_detector(
-    spec: Spec, entry: ModelEntry, where: str, device: str, field: str | None = None
-) -> DetectorModel:
+def open_detector(spec: Spec, entry: ModelEntry, where: str, device: str, field: str | None = None) -> DetectorModel:
     """Open a detector: a checkpoint, an ONNX file or an engine.
 
     Args:

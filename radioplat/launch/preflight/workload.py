@@ -20,7 +20,7 @@ from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import Precision
+from radioplat.spec.schema.train import EngineName, Precision
 from radioplat.training.feed.feeder import prefetch_depth
 
 # DeepSpeed's Python took 23 ms for a micro-batch of a ViT-L with ZeRO-2, measured on a CPU; a GPU that is faster waits.
@@ -34,9 +34,10 @@ def arithmetic(preflight: Preflight) -> None:
         return
     train = spec.train
     rest = "as TF32" if uses_tf32(train) else "in full"
+    engine = "ddp" if train.engine is EngineName.ddp else f"DeepSpeed, ZeRO stage {zero_stage(train)}"
     cudnn = "the same algorithms always" if train.cudnn.deterministic else "the fastest algorithms"
     preflight.facts["arithmetic"] = (
-        f"{precision_of(train).value} by DeepSpeed, ZeRO stage {zero_stage(train)}; what is fp32 is computed {rest}; "
+        f"{precision_of(train).value} by {engine}; what is fp32 is computed {rest}; "
         f"convolutions by {cudnn} (train.cudnn)"
     )
     preflight.warnings += _slow_arithmetic(preflight)

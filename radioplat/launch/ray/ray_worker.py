@@ -23,7 +23,7 @@ from radioplat.design.run import Run
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, await_pool
 from radioplat.tracking.status import StatusLog
-from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine import process_group
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.guards.pause import Pauses, watch_notices
 from radioplat.training.loop.collective_timeout import collective_timeout
@@ -42,7 +42,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
     timeout = collective_timeout(run.spec)
-    deepspeed_compat.init_distributed("nccl" if device.type == "cuda" else "gloo", timeout)
+    process_group.join("nccl" if device.type == "cuda" else "gloo", timeout)
     if device.type == "cpu":
         share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
     rank_context = RankContext(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)

@@ -165,9 +165,7 @@ def _views(tree: dict[str, Any], problems: list[Problem]) -> None:
         note(tree, f"{where}.iou_crop_prob", "random_crop crops each image, whatever its objects")
 
 
-def _optimizer(
-    tree: dict[str, Any], optim: dict[str, Any], kind: str, backbone: str, problems: list[Problem]
-) -> None:
+def _optimizer(tree: dict[str, Any], optim: dict[str, Any], kind: str, backbone: str, problems: list[Problem]) -> None:
     steps, vit = SCHEDULES[kind], backbone.startswith("vit")
     if "optimizer" in optim:
         optim["optim"] = str(optim.pop("optimizer")).lower()

@@ -1,13 +1,20 @@
-"""The ZeRO stage of a run, and the size of its gradient buckets."""
+"""ZeRO stage of a run, and the size of its gradient buckets."""
 
 from __future__ import annotations
 
 from radioplat.spec.resolved.precision import precision_of
-from radioplat.spec.schema.train import Precision, TrainConfig
+from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
 
-BUCKET = 500_000_000  # DeepSpeed's default: maximum number of gradient elements per reduction
+# Gradient elements that ranks exchange in one message, 100 MB in fp32: few enough that the exchange begins early in the
+# backward pass, and enough to use the whole bandwidth.
+BUCKET = 25_000_000
 
 
 def zero_stage(train: TrainConfig) -> int:
     """Return the effective ZeRO stage: at least 1 with fp16 and bf16."""
     return max(1, train.zero_stage) if precision_of(train) is not Precision.fp32 else train.zero_stage
+
+
+def sharding(train: TrainConfig) -> str:
+    """Return a name for what is sharded, ``ZeRO-<stage>``, or ``DDP``, which shards nothing."""
+    return "DDP" if train.engine is EngineName.ddp else f"ZeRO-{zero_stage(train)}"

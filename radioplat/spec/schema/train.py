@@ -22,6 +22,13 @@ class Precision(str, Enum):
     bf16 = "bf16"
 
 
+class EngineName(str, Enum):
+    """The engine that computes gradients and updates on all workers."""
+
+    deepspeed = "deepspeed"  # ZeRO, offload, all number formats
+    ddp = "ddp"  # every worker has all weights and optimizer states; fp32 and bf16
+
+
 class Policy(str, Enum):
     """Learning-rate schedule after the warm-up."""
 
@@ -190,6 +197,8 @@ class TrainConfig:
     max_workers: int | None = number(None, at_least=1)
     # (+) seconds after a start before the run pauses to add workers for which the cluster has free resources
     resize_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
+    # (+) ddp: for a student whose weights and optimizer states fit each worker
+    engine: EngineName = EngineName.deepspeed
     zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
     grad_checkpointing: bool = False

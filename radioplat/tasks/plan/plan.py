@@ -14,7 +14,7 @@ from radioplat.launch.preflight.teaching import ROLES, backbone_parameters
 from radioplat.models.detectors.base import Detector
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
-from radioplat.spec.resolved.zero import zero_stage
+from radioplat.spec.resolved.zero import sharding
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
@@ -78,7 +78,7 @@ def _model_lines(preflight: Preflight) -> Iterator[ModelLine]:
         parameters,
         parameter_bytes(spec.train, fewest).of(parameters),  # fewest workers need the most memory each
         f"{count} {device} worker(s)" if preflight.on_ray else f"this process, {device}",
-        f"{precision_of(spec.train).value}, ZeRO-{zero_stage(spec.train)}{on_host}, stride {models.student_stride}",
+        f"{precision_of(spec.train).value}, {sharding(spec.train)}{on_host}, stride {models.student_stride}",
     )
     for teacher in models.teachers:
         if teacher.inside:

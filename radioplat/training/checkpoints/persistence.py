@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +26,7 @@ from radioplat.training.checkpoints.hook_states import BATCHNORM, TARGET_NORM, f
 from radioplat.training.checkpoints.resume import mirror_of, starting_point
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.writer import CheckpointWriter, Outcome
-from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.engine import Engine
 from radioplat.training.hooks.step_hook import StepHooks
 
 
@@ -78,13 +77,13 @@ class Persistence:
             frozen = ((name, p) for name, p in objective.student.named_parameters() if not p.requires_grad)
             self._frozen = {name: p.detach().cpu().clone() for name, p in frozen}
 
-    def restore_optimizer(self, engine: Any) -> None:
+    def restore_optimizer(self, engine: Engine) -> None:
         """Restore fp32 weights and optimizer moments; call it after the engine has partitioned the parameters."""
         self._engine = engine
         if self.state.global_step:
             state = {**self._moments_of, **self._weights}
             names = {**trainable(self._objective), **peer_parameters(self._objective)}
-            deepspeed_compat.load_full_state(engine, names, self._moments, state, self.state.optimizer_steps)
+            engine.load_full_state(names, self._moments, state, self.state.optimizer_steps)
 
     def restore_hooks(self, hooks: StepHooks) -> None:
         """Restore the states of the hooks from the checkpoint; call it after :meth:`restore_optimizer`."""
@@ -135,7 +134,7 @@ class Persistence:
         update_run_state(state, states)
         # A peer's weights are stored in the optimizer file, because users of the student do not need them.
         names = {**trainable(objective), **peer_parameters(objective)}
-        whole = deepspeed_compat.full_state(self._engine, names, self._moments)
+        whole = self._engine.full_state(names, self._moments)
         if self._writer is not None:
             exact = states.pop(BATCHNORM, {})
             whole |= {k: v.detach().cpu().clone() for k, v in peer_buffers(objective).items()}

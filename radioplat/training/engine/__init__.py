@@ -1,1 +1,1 @@
-"""The DeepSpeed engine, EMA weights, BatchNorm statistics."""
+"""The engines (DeepSpeed, ddp), EMA weights, BatchNorm statistics."""

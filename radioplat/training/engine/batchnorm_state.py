@@ -127,3 +127,13 @@ class BatchNormStatistics(StepHook):
 def _buffers(layer: _BatchNorm) -> torch.Tensor:
     """Return a copy of running mean and variance, ``[2, C]``."""
     return torch.stack([layer.running_mean, layer.running_var])
+
+
+def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
+    """Convert BatchNorm statistics to ``dtype``.
+
+    DeepSpeed leaves buffers in fp32, but torch's batch_norm does not accept fp32 buffers with 16-bit weights.
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+            layer.running_mean, layer.running_var = layer.running_mean.to(dtype), layer.running_var.to(dtype)

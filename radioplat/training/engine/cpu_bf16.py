@@ -7,9 +7,16 @@ the operands of each multiplication up and its result down gives the same roundi
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+
+from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Precision
+from radioplat.teachers.base.teacher import has_native_bf16
 
 _MULTIPLIES = {
     F.linear,
@@ -37,6 +44,13 @@ class CpuBf16(TorchFunctionMode):
             return function(*args, **kwargs)
         result = function(*map(_up, args), **{name: _up(value) for name, value in kwargs.items()})
         return result.to(torch.bfloat16)
+
+
+def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:
+    """Return the context for forward: :class:`CpuBf16` for bf16 on a CPU without bf16 units, else a null context."""
+    if precision_of(spec.train) is Precision.bf16 and device.type == "cpu" and not has_native_bf16(device):
+        return CpuBf16()
+    return nullcontext()
 
 
 def _is_bf16(value: object) -> bool:

@@ -19,9 +19,10 @@ from torch import nn
 
 from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Layout
+from radioplat.optim.optimizer import create_state
+from radioplat.training.engine.engine import LOSS_SCALE
 
 _TEMPORARY = "radioplat_temporary"  # key in the optimizer state; no optimizer uses it
-LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
 _SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
 
 
@@ -278,6 +279,4 @@ def _link_states(optimizer: Any) -> None:
 def _create_states(engine: Any, inner: torch.optim.Optimizer, moments: tuple[str, ...], steps: int) -> None:
     """Create the optimizer states that the first step would create, with zero moments and step count ``steps``."""
     for tensor in masters(engine):
-        inner.state[tensor] = {moment: torch.zeros_like(tensor) for moment in moments}
-        if moments[0] == "exp_avg":
-            inner.state[tensor]["step"] = torch.tensor(float(steps))
+        create_state(inner, tensor, moments, steps)

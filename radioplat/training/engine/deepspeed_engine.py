@@ -1,13 +1,12 @@
-"""Build the DeepSpeed engine of one training worker."""
+"""The DeepSpeed engine of one training worker: ZeRO at any stage, mixed precision and offload."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer
@@ -15,35 +14,96 @@ from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
-from radioplat.teachers.base.teacher import has_native_bf16
 from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.cpu_bf16 import CpuBf16
+from radioplat.training.engine.batchnorm_state import round_statistics
+from radioplat.training.engine.engine import Engine, State
 
 
-def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Any:
-    """Return a DeepSpeed engine around ``module`` with ZeRO, mixed precision, offload and gradient clipping.
+class DeepSpeedEngine(Engine):
+    """DeepSpeed around ``module`` with ZeRO, mixed precision, offload and gradient clipping.
 
     Args:
         micro_batches: number of micro-batches of one optimizer step on this rank, padding included.
 
+    Attributes:
+        inner: DeepSpeed's own engine.
+
     Raises:
         SpecError: a parameter group is invalid (see :func:`build_optimizer`).
     """
-    import deepspeed
 
-    optimizer = build_optimizer(module, spec.train.optim)
-    config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
-    if precision_of(spec.train) is not Precision.fp32:
-        round_statistics(module, engine.get_data_types()[0])
-    if (scaler := deepspeed_compat.moving_scaler(engine)) is not None:
-        scaler.raise_error_at_min_scale = False  # it would raise a plain Exception; NonFiniteGuard ends such runs
-    if isinstance(optimizer, Lamb):
-        optimizer.layouts = deepspeed_compat.layouts(engine)
-    if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
-        # With one rank there is nothing to reduce, and copying all gradients would take time.
-        engine.enable_backward_allreduce = False
-    return engine
+    def __init__(self, module: nn.Module, spec: Spec, micro_batches: int) -> None:
+        import deepspeed
+
+        optimizer = build_optimizer(module, spec.train.optim, on_host=spec.train.offload)
+        config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        if precision_of(spec.train) is not Precision.fp32:
+            round_statistics(module, engine.get_data_types()[0])
+        if (scaler := deepspeed_compat.moving_scaler(engine)) is not None:
+            scaler.raise_error_at_min_scale = False  # it would raise a plain Exception; NonFiniteGuard ends such runs
+        if isinstance(optimizer, Lamb):
+            optimizer.layouts = deepspeed_compat.layouts(engine)
+        if engine.zero_optimization_stage() == 0 and engine.world_size == 1:
+            # With one rank there is nothing to reduce, and copying all gradients would take time.
+            engine.enable_backward_allreduce = False
+        self.inner = engine
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimizer."""
+        return self.inner.optimizer.param_groups
+
+    def __call__(self, *inputs: Any) -> Any:  # noqa: ANN401
+        """Run the module."""
+        return self.inner(*inputs)
+
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Add gradients; stages 2 and 3 reduce them over ranks at each micro-batch."""
+        self.inner.set_gradient_accumulation_boundary(last)
+        self.inner.backward(loss)
+
+    def step(self) -> None:
+        """Update the weights after the last micro-batch; DeepSpeed counts the others."""
+        self.inner.step()
+
+    def was_step_applied(self) -> bool:
+        """Return False if gradients in 16 bits were not finite."""
+        return self.inner.was_step_applied()
+
+    def discard_gradients(self) -> None:
+        """Discard the gradients of this step."""
+        deepspeed_compat.discard_gradients(self.inner)
+
+    def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
+        """Return whole weights and moments on rank 0."""
+        return deepspeed_compat.full_state(self.inner, names, moments)
+
+    def load_full_state(
+        self, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: State, steps: int
+    ) -> None:
+        """Load whole weights and moments."""
+        deepspeed_compat.load_full_state(self.inner, names, moments, state, steps)
+
+    def masters(self) -> list[torch.Tensor]:
+        """Return whole fp32 weights at stage 0, else flat tensors of this rank's pieces."""
+        return deepspeed_compat.masters(self.inner)
+
+    def gather_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> State:
+        """Gather tensors like :meth:`masters` on rank 0."""
+        return deepspeed_compat.gather_values(self.inner, names, values)
+
+    def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
+        """Gather tensors like :meth:`masters` into those of ``into``."""
+        deepspeed_compat.copy_values(self.inner, names, values, into)
+
+    def scatter_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: State) -> None:
+        """Copy whole tensors into tensors like :meth:`masters`."""
+        deepspeed_compat.scatter_values(self.inner, names, values, state)
+
+    def close(self) -> None:
+        """Remove DeepSpeed's hooks from the module, and free its buffers."""
+        self.inner.destroy()
 
 
 def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
@@ -57,8 +117,13 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
     low = precision_of(train) is not Precision.fp32
     zero: dict[str, Any] = {"stage": zero_stage(train)}
     if zero["stage"]:
-        # DeepSpeed allocates the whole bucket, by default 5e8 values, regardless of the size of the student.
+        # DeepSpeed allocates the whole bucket, two with overlap_comm, regardless of the size of the student.
         zero["reduce_bucket_size"] = min(BUCKET, parameters)
+        zero["contiguous_gradients"] = True
+    if zero["stage"] in (1, 2):
+        zero["overlap_comm"] = _overlaps()
+        # Each piece of a bucket goes to the rank that keeps it, half the bytes of an exchange with all ranks.
+        zero["use_multi_rank_bucket_allreduce"] = False
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
         "gradient_accumulation_steps": micro_batches,
@@ -66,6 +131,7 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU twice for each micro-batch
     }
     if low:
         config[precision_of(train).value] = {"enabled": True}
@@ -78,18 +144,6 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
     return config
 
 
-def round_statistics(module: nn.Module, dtype: torch.dtype) -> None:
-    """Convert BatchNorm statistics to ``dtype``.
-
-    DeepSpeed leaves buffers in fp32, but torch's batch_norm does not accept fp32 buffers with 16-bit weights.
-    """
-    for layer in module.modules():
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats:
-            layer.running_mean, layer.running_var = layer.running_mean.to(dtype), layer.running_var.to(dtype)
-
-
-def arithmetic(spec: Spec, device: torch.device) -> AbstractContextManager:
-    """Return the context for forward: :class:`CpuBf16` for bf16 on a CPU without bf16 units, else a null context."""
-    if precision_of(spec.train) is Precision.bf16 and device.type == "cpu" and not has_native_bf16(device):
-        return CpuBf16()
-    return nullcontext()
+def _overlaps() -> bool:
+    """Return whether gradients can be reduced during the backward pass: on streams of GPUs, with more than one rank."""
+    return torch.cuda.is_available() and dist.get_world_size() > 1

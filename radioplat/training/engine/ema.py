@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
-from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine.engine import Engine
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 
@@ -24,7 +23,7 @@ class Ema(StepHook):
 
     def __init__(
         self,
-        engine: Any,
+        engine: Engine,
         names: dict[str, nn.Parameter],
         statistics: Callable[[], dict[str, torch.Tensor]],
         decay: float,
@@ -36,7 +35,7 @@ class Ema(StepHook):
             statistics: returns the fp32 buffers that change in training, equal on all ranks, by the student's names.
         """
         self._engine, self._names, self._decay, self._present = engine, names, decay, statistics
-        self._masters = deepspeed_compat.masters(engine)
+        self._masters = engine.masters()
         self._average = [tensor.detach().clone() for tensor in self._masters]
         self._statistics = {name: value.clone() for name, value in statistics().items()}
 
@@ -55,7 +54,7 @@ class Ema(StepHook):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the averages by the student's names, fp32, on the CPU; every rank must call this."""
         statistics = {name: value.cpu().clone() for name, value in self._statistics.items()}
-        return {**deepspeed_compat.gather_values(self._engine, self._names, self._average), **statistics}
+        return {**self._engine.gather_values(self._names, self._average), **statistics}
 
     @torch.no_grad()
     def copy_into(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -64,14 +63,14 @@ class Ema(StepHook):
         Every rank must call it. The values are converted to the dtype and device of ``tensors``.
         """
         names = {name: parameter for name, parameter in self._names.items() if name in tensors}
-        deepspeed_compat.copy_values(self._engine, names, self._average, tensors)
+        self._engine.copy_values(names, self._average, tensors)
         for name, value in self._statistics.items():
             if name in tensors:
                 tensors[name].copy_(value)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore the average at any world size and ZeRO stage; values that ``state`` lacks are unchanged."""
-        deepspeed_compat.scatter_values(self._engine, self._names, self._average, state)
+        self._engine.scatter_values(self._names, self._average, state)
         for name in self._statistics:
             if name in state:
                 self._statistics[name] = state[name].clone()

@@ -11,7 +11,7 @@ from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.terms import MODULE
-from radioplat.training.engine.deepspeed_engine import round_statistics
+from radioplat.training.engine.batchnorm_state import round_statistics
 from radioplat.training.engine.ema import Ema
 
 

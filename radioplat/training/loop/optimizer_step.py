@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import Objective, StepContext
 from radioplat.objectives.pieces import in_pieces
 from radioplat.optim.optimizer import set_rates
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import arithmetic
+from radioplat.training.engine.cpu_bf16 import arithmetic
+from radioplat.training.engine.engine import Engine
 from radioplat.training.feed.feeder import Fed
 from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.guards import out_of_memory
@@ -33,7 +32,7 @@ class OptimizerStep:
     """Run optimizer steps; every rank must call it for the same steps.
 
     Args:
-        engine: the DeepSpeed engine around ``objective``.
+        engine: the engine around ``objective``.
         halvings: how often each micro-batch is halved because memory ran out before.
         attempt: number of this start, stored if memory runs out.
     """
@@ -43,7 +42,7 @@ class OptimizerStep:
         run: Run,
         context: RankContext,
         objective: Objective,
-        engine: Any,  # noqa: ANN401
+        engine: Engine,
         hooks: RunHooks,
         batches: MicroBatches,
         phases: Phases,
@@ -94,9 +93,9 @@ class OptimizerStep:
                 self._share(record)
                 self._reduce(record)
             record.values = {}
-            deepspeed_compat.discard_gradients(self._engine)
+            self._engine.discard_gradients()
         else:
-            # Finite losses may have non-finite gradients; DeepSpeed then does not update the weights. The samples of
+            # Finite losses may have non-finite gradients; the engine then does not update the weights. The samples of
             # such a step (also of an fp16 overflow) count as consumed.
             record.moved = self._engine.was_step_applied()
         self._hooks.end_step(record)
@@ -165,8 +164,7 @@ class OptimizerStep:
                 self._sums.add(losses, share, batch.micro_batch)
                 if ends:
                     self._share(record)
-                engine.set_gradient_accumulation_boundary(ends)
-                engine.backward(losses["loss"] * (scale * share))
+                engine.backward(losses["loss"] * (scale * share), last=ends)
                 if ends:
                     self._reduce(record)
                     with self._phases(COLLECTIVE):
@@ -177,7 +175,7 @@ class OptimizerStep:
 
     def _set_learning_rate(self, step: int) -> float:
         schedule = schedule_at(self._run.spec, step, self._run.total_steps)
-        return set_rates(self._engine.optimizer.param_groups, *schedule, self._run.steps_per_epoch)
+        return set_rates(self._engine.param_groups, *schedule, self._run.steps_per_epoch)
 
     def _seed_draws(self, step: int, micro_batch: int) -> None:
         """Seed torch for one forward (CPE, DropPath) from seed, step and micro-batch, so that no RNG state is saved."""

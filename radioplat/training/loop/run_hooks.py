@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,6 +17,7 @@ from radioplat.training.checkpoints.persistence import trainable
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.engine.batchnorm_state import BatchNormStatistics
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.engine import Engine
 from radioplat.training.engine.loss_statistics import LossStatistics
 from radioplat.training.guards.bad_samples import BadSamples
 from radioplat.training.guards.loss_spikes import SpikeGuard
@@ -82,7 +82,7 @@ class RunHooks(StepHooks):
             [self.ledger, self.non_finite, self.spikes, *followers, self.bad_samples, *outer, *own, self.reporter]
         )
 
-    def attach(self, engine: Any) -> Ema | None:  # noqa: ANN401
+    def attach(self, engine: Engine) -> Ema | None:
         """Connect the hooks to the engine, after the optimizer is restored; return the EMA hook, if EMA is enabled."""
         self.batchnorm.sync()
         if self._decay is None:

@@ -18,7 +18,7 @@ from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.engine.backends import set_backends
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.registry import build_engine
 from radioplat.training.feed.feeder import Feeder
 from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.guards.loss_spikes import RollBack
@@ -43,7 +43,7 @@ class Trainer:
 
     Attributes:
         objective: the module that is trained.
-        engine: the DeepSpeed engine around it, set by :meth:`build_engine`.
+        engine: the engine around it, set by :meth:`build_engine`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trainer:
             self.reporter.warn(halvings[1] + (f". Not the same: {'; '.join(apart)}" if apart else ""))
 
     def build_engine(self) -> None:
-        """Build the DeepSpeed engine, which partitions the weights, and restore optimizer and hooks.
+        """Build the engine, which may partition the weights, and restore optimizer and hooks.
 
         Weights may be changed directly only before this.
         """

@@ -26,6 +26,7 @@ from radioplat.tasks.evaluate.show import show
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")
 
+
 def tell_truth(annotations, detector, pixels, keep: int = 3) -> None:
     """Make the surest boxes of ``detector`` the objects: so it is right about most, and nothing must be trained."""
     content = json.loads(annotations.read_text())

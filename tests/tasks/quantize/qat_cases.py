@@ -19,8 +19,8 @@ from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.train import OptimConfig
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import arithmetic
+from radioplat.training.engine import process_group
+from radioplat.training.engine.cpu_bf16 import arithmetic
 
 zero = load(Path(__file__).parents[2] / "training" / "engine" / "zero_cases.py")
 
@@ -112,7 +112,7 @@ def train(case: Any, begin: dict[str, torch.Tensor] | None = None) -> dict[str, 
 def work(folder: Path) -> None:
     """One of two workers: all cases."""
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     gc.freeze()
     found = {str(case): train(case) for case in MATRIX}
     if dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""What leaves a DeepSpeed engine and goes into another one must continue the run as if nothing had happened."""
+"""What leaves an engine and goes into another one must continue the run as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import nn
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.registry import build_engine
 
 pytestmark = [pytest.mark.usefixtures("process_group"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 MICRO = 2  # micro-batches of a step
 ALL = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
 # Offloaded: the stage is negative. What a resumed offloaded run does, test_two_ranks.py looks at.
 OFFLOADED = [("fp32", -1), ("fp32", -2), ("fp32", -3), ("bf16", -1), ("bf16", -2), ("bf16", -3)]
-COMBINATIONS = pytest.mark.parametrize(("precision", "stage"), [*ALL, *OFFLOADED])
+DDP = [("fp32", None), ("bf16", None)]  # the other engine, which has no stages
+COMBINATIONS = pytest.mark.parametrize(("precision", "stage"), [*ALL, *OFFLOADED, *DDP])
 
 
 class Tiny(nn.Module):
@@ -38,8 +38,9 @@ class Tiny(nn.Module):
 
 
 @functools.cache
-def spec_of(precision: str, stage: int, optimizer: str) -> Spec:
-    train = {"precision": precision, "zero_stage": abs(stage), "offload": stage < 0}
+def spec_of(precision: str, stage: int | None, optimizer: str) -> Spec:
+    cut = {"engine": "ddp"} if stage is None else {"zero_stage": abs(stage), "offload": stage < 0}
+    train = {"precision": precision, **cut}
     optim = {"optim": optimizer, "lr": 0.01, "weight_decay": 0.1}
     return load_spec({"train": {**train, "optim": optim}, "dataset": {"batch_size": 5}})
 
@@ -48,7 +49,7 @@ class Run:
     """An engine over a :class:`Tiny`, and what the worker does with it."""
 
     def __init__(
-        self, precision: str, stage: int, optimizer: str, weights: dict[str, torch.Tensor] | None = None
+        self, precision: str, stage: int | None, optimizer: str, weights: dict[str, torch.Tensor] | None = None
     ) -> None:
         spec = spec_of(precision, stage, optimizer)
         self.moments = MOMENTS[spec.train.optim.optim]
@@ -65,24 +66,25 @@ class Run:
     def backward(self, step: int, place: int, factor: float = 1.0) -> None:
         x = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + place))
         loss = self.engine(x) * factor
-        self.engine.set_gradient_accumulation_boundary(place == MICRO - 1)
-        self.engine.backward(loss)
+        self.engine.backward(loss, last=place == MICRO - 1)
         self.engine.step()
 
     def train(self, start: int, stop: int) -> None:
         for step in range(start, stop):
-            for group in self.engine.optimizer.param_groups:
+            for group in self.engine.param_groups:
                 group["lr"] = 0.01 / (1 + step)
             for place in range(MICRO):
                 self.backward(step, place)
 
     def state(self) -> dict[str, torch.Tensor]:
-        return deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        return self.engine.full_state(self.names, self.moments)
 
     @classmethod
-    def resumed(cls, precision: str, stage: int, optimizer: str, state: dict[str, torch.Tensor], steps: int) -> Run:
+    def resumed(
+        cls, precision: str, stage: int | None, optimizer: str, state: dict[str, torch.Tensor], steps: int
+    ) -> Run:
         run = cls(precision, stage, optimizer, state)
-        deepspeed_compat.load_full_state(run.engine, run.names, run.moments, state, steps)
+        run.engine.load_full_state(run.names, run.moments, state, steps)
         return run
 
 
@@ -97,12 +99,14 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.mark.parametrize(
     ("precision", "stage", "optimizer"),
     [
-        *((precision, stage, "adamw") for precision, stage in ALL),
+        *((precision, stage, "adamw") for precision, stage in (*ALL, *DDP)),
         ("fp32", 0, "sgd"),
+        ("fp32", None, "sgd"),
+        ("bf16", None, "adam"),
         ("fp32", 2, "sgd"),
         ("bf16", 3, "sgd"),
         ("fp32", 1, "adam"),
-        *((precision, stage, "lamb") for precision, stage in ALL),
+        *((precision, stage, "lamb") for precision, stage in (*ALL, *DDP)),
         ("fp32", 0, "fusedlamb"),
     ],
 )
@@ -124,7 +128,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(precision, stage, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("precision", "first", "second"), [("fp32", 0, 3), ("fp32", 3, 2), ("bf16", 3, 1), ("bf16", 2, 3)]
+    ("precision", "first", "second"),
+    [
+        *[("fp32", 0, 3), ("fp32", 3, 2), ("bf16", 3, 1), ("bf16", 2, 3)],
+        *[("fp32", None, 2), ("fp32", 3, None), ("bf16", None, 1), ("bf16", 2, None)],
+    ],
 )
 def test_a_state_loads_at_another_stage(precision, first, second):
     quiet = Run(precision, first, "adamw")
@@ -163,7 +171,7 @@ def test_discarded_gradients_leave_no_trace(precision, stage, after=2):
         run.train(0, after)
     before = skipping.state()
     skipping.backward(99, 0, factor=1e3)
-    deepspeed_compat.discard_gradients(skipping.engine)
+    skipping.engine.discard_gradients()
     assert_same(skipping.state(), before)
     for run in (quiet, skipping):
         run.train(after, after + 2)
@@ -174,7 +182,7 @@ def test_discarded_gradients_leave_no_trace(precision, stage, after=2):
 def test_discarded_nan_gradients_leave_no_trace(precision, stage):
     quiet, skipping = (Run(precision, stage, "adamw") for _ in range(2))
     skipping.backward(99, 0, factor=float("nan"))
-    deepspeed_compat.discard_gradients(skipping.engine)
+    skipping.engine.discard_gradients()
     for run in (quiet, skipping):
         run.train(0, 2)
     assert_same(skipping.state(), quiet.state())
@@ -196,7 +204,7 @@ def test_all_engines_train_alike():
             (module(x) / MICRO).backward()
         torch.nn.utils.clip_grad_norm_(decayed + plain, 2.0)
         optimizer.step()
-    for stage in range(4):
+    for stage in (*range(4), None):
         run = Run("fp32", stage, "adamw")
         run.train(0, 3)
         state = run.state()

@@ -10,8 +10,8 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from radioplat.spec.loading.load import load_spec
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.engine import LOSS_SCALE
+from radioplat.training.engine.registry import build_engine
 
 pytestmark = [pytest.mark.usefixtures("process_group"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 MICRO = 2
@@ -31,7 +31,7 @@ class Line(nn.Module):
 
 def state_of(module: Line, engine: Any, moments: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
     """What a checkpoint keeps."""
-    return deepspeed_compat.full_state(engine, dict(module.named_parameters()), moments)
+    return engine.full_state(dict(module.named_parameters()), moments)
 
 
 @pytest.fixture
@@ -62,8 +62,7 @@ def test_the_norm_over_all_parameters_and_micro_batches_is_limited(precision, st
     module, engine = start(precision, stage, limit, offload=offload)
     batches = torch.randn(MICRO, 4, 6, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     for place, batch in enumerate(batches):
-        engine.set_gradient_accumulation_boundary(place == MICRO - 1)
-        engine.backward(engine(batch))
+        engine.backward(engine(batch), last=place == MICRO - 1)
         engine.step()
     slope = batches.mean((0, 1))
     gradient = {"weight": slope[:, None].expand(6, 3), "bias": torch.ones(3)}
@@ -79,8 +78,7 @@ def test_the_norm_over_all_parameters_and_micro_batches_is_limited(precision, st
 def learn(engine: Any, *batches: torch.Tensor) -> bool:
     """One optimizer step; whether it moved the weights."""
     for place, batch in enumerate(batches):
-        engine.set_gradient_accumulation_boundary(place == len(batches) - 1)
-        engine.backward(engine(batch))
+        engine.backward(engine(batch), last=place == len(batches) - 1)
         engine.step()
     return engine.was_step_applied()
 
@@ -96,16 +94,16 @@ def test_an_overflow_moves_no_weight_and_halves_the_scale_which_a_checkpoint_kee
     before = state_of(module, engine, moments)
     assert not learn(engine, small, large) and not learn(engine, large, large)
     after = state_of(module, engine, moments)
-    scale = after.pop(deepspeed_compat.LOSS_SCALE)
-    assert float(scale[0]) == float(before.pop(deepspeed_compat.LOSS_SCALE)[0]) / 2 == 2**15
+    scale = after.pop(LOSS_SCALE)
+    assert float(scale[0]) == float(before.pop(LOSS_SCALE)[0]) / 2 == 2**15
     assert set(after) == set(before) and all(torch.equal(after[name], before[name]) for name in before)
     other, resumed = start(precision, 4 - stage, 1.0, "adamw", not offload)
-    saved = {**after, deepspeed_compat.LOSS_SCALE: scale}
-    deepspeed_compat.load_full_state(resumed, dict(other.named_parameters()), moments, saved, 1)
-    assert torch.equal(state_of(other, resumed, moments)[deepspeed_compat.LOSS_SCALE], scale)
+    saved = {**after, LOSS_SCALE: scale}
+    resumed.load_full_state(dict(other.named_parameters()), moments, saved, 1)
+    assert torch.equal(state_of(other, resumed, moments)[LOSS_SCALE], scale)
     # The two runs now meet the same fate: the next overflow halves again.
     for run in (engine, resumed):
-        assert not learn(run, large, large) and float(run.optimizer.loss_scaler.cur_scale) == 2**14
+        assert not learn(run, large, large) and float(run.inner.optimizer.loss_scaler.cur_scale) == 2**14
 
 
 @pytest.mark.usefixtures("half")
@@ -113,7 +111,7 @@ def test_an_overflow_moves_no_weight_and_halves_the_scale_which_a_checkpoint_kee
 def test_fp16_gradients_add_up_in_fp32(stage):
     """1 and 2^-12, where fp16 has 11 bits."""
     module, engine = start("fp16", stage, 0.0)
-    engine.optimizer.loss_scaler.cur_scale = 1024.0
+    engine.inner.optimizer.loss_scaler.cur_scale = 1024.0
     ones = torch.ones(4, 6)
     assert learn(engine, ones, ones * 2**-12)
     exact = torch.full((6, 3), -(1 + 2**-12) / 2)

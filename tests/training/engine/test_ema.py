@@ -17,13 +17,22 @@ from radioplat.models.weights.model_format import EMA_FILE, has_average, read_av
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.checkpoints.checkpoint import OPTIMIZER, RunState, commit, newest, snapshot
-from radioplat.training.engine import deepspeed_compat
 from radioplat.training.engine.batchnorm_state import BatchNormStatistics
-from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-ALL = [("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1), ("bf16", 2), ("bf16", 3)]
+ALL = [
+    ("fp32", None),
+    ("bf16", None),
+    ("fp32", 0),
+    ("fp32", 1),
+    ("fp32", 2),
+    ("fp32", 3),
+    ("bf16", 1),
+    ("bf16", 2),
+    ("bf16", 3),
+]
 DECAY = 0.7
 
 
@@ -44,8 +53,11 @@ class Tiny(nn.Module):
 class Run:
     """An engine, its running state and its average, driven as the worker drives them."""
 
-    def __init__(self, precision: str, stage: int, optimizer: str, begin: dict | None = None, steps: int = 0) -> None:
-        train = {"precision": precision, "zero_stage": stage}
+    def __init__(
+        self, precision: str, stage: int | None, optimizer: str, begin: dict | None = None, steps: int = 0
+    ) -> None:
+        cut = {"engine": "ddp"} if stage is None else {"zero_stage": stage}
+        train = {"precision": precision, **cut}
         optim = {"optim": optimizer, "lr": 0.02, "weight_decay": 0.1}
         spec = load_spec({"train": {**train, "optim": optim}, "dataset": {"batch_size": 5}})
         self.moments = MOMENTS[spec.train.optim.optim]
@@ -57,7 +69,7 @@ class Run:
         self.engine = build_engine(self.module, spec, 1)
         if begin:
             state = {**begin["weights"], **begin["moments"]}
-            deepspeed_compat.load_full_state(self.engine, self.names, self.moments, state, steps)
+            self.engine.load_full_state(self.names, self.moments, state, steps)
         self.running.sync()
         self.ema = Ema(self.engine, self.names, self.running.state_dict, DECAY)
         if begin:
@@ -69,14 +81,13 @@ class Run:
 
     def step(self, step: int) -> None:
         loss = self.engine(torch.randn(5, 6, generator=torch.Generator().manual_seed(step)))
-        self.engine.set_gradient_accumulation_boundary(True)
-        self.engine.backward(loss)
+        self.engine.backward(loss, last=True)
         self.engine.step()
         self.running.step()
         self.ema.step()
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        whole = self.engine.full_state(self.names, self.moments)
         weights = {k: v for k, v in whole.items() if k in self.names}
         counts = {k: v.clone() for k, v in self.module.state_dict().items() if "num_batches" in k}
         exact = {k: v.clone() for k, v in self.running.state_dict().items()}
@@ -122,6 +133,7 @@ def test_closed_form(precision, stage):
         ("fp32", 0, "lamb"),
         ("fp32", 2, "lamb"),
         ("bf16", 3, "lamb"),
+        ("fp32", None, "lamb"),
         ("bf16", 1, "fusedlamb"),
     ],
 )
@@ -141,7 +153,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(precision, stage, optimizer):
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("stage", [*range(4), None])
 def test_looking_at_the_average_before_the_first_step_disturbs_nothing(stage):
     quiet, looked = Run("fp32", stage, "adamw"), Run("fp32", stage, "adamw")
     before = looked.state()

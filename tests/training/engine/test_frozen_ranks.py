@@ -18,8 +18,8 @@ from radioplat.objectives.objective import Objective
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
 from radioplat.training.checkpoints.persistence import Persistence
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine import process_group
+from radioplat.training.engine.registry import build_engine
 from radioplat.training.hooks.step_hook import StepHooks
 
 # An attention of more than 100,000 weights: fewer are never cut up at stage 3.
@@ -58,7 +58,7 @@ def work(folder: Path) -> None:
     """One worker: a step and a checkpoint of each case."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     for case in CASES:
         print(case, flush=True)
         spec, at = spec_of(case), folder / case

@@ -16,8 +16,8 @@ from radioplat.losses.weighting.balance import TeacherBalance
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.distill import Balance
 from radioplat.training.checkpoints.checkpoint import LOSSES, read_losses
-from radioplat.training.engine.deepspeed_engine import build_engine
 from radioplat.training.engine.loss_statistics import LossStatistics
+from radioplat.training.engine.registry import build_engine
 
 ranks = load(Path(__file__).with_name("loss_ranks.py"))
 MICRO, STEPS, D, Losses, run_steps = ranks.MICRO, ranks.STEPS, ranks.D, ranks.Losses, ranks.run_steps
@@ -74,8 +74,7 @@ def test_in_an_engine_they_stay_exact(precision, stage):
     for step in range(STEPS):
         for place in range(MICRO):
             loss = engine(*ranks.micro_batch(step, place))
-            engine.set_gradient_accumulation_boundary(place == MICRO - 1)
-            engine.backward(loss)
+            engine.backward(loss, last=place == MICRO - 1)
             engine.step()
         state.step(commit=step != 1)
     assert_alike(state.state_dict(), run_steps(0, 1).state_dict())

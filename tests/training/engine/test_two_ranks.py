@@ -1,4 +1,4 @@
-"""Every ZeRO stage, offloaded or not, on two workers and on one: losses, weights, moments, averages, checkpoints.
+"""Every ZeRO stage, offloaded or not, and ddp, on two workers and one: losses, weights, moments, averages, checkpoints.
 
 What is compared is computed once, in :mod:`zero_cases`, in one process group of two and one of one.
 """
@@ -65,7 +65,7 @@ def test_what_is_compared_did_move(found, name):
     assert not torch.equal(bf16["losses"], fp32["losses"])
 
 
-@pytest.mark.parametrize("case", [*cases.FP32, *cases.BF16], ids=str)
+@pytest.mark.parametrize("case", [*cases.FP32, *cases.BF16, *cases.DDP], ids=str)
 @pytest.mark.parametrize("world", [1, 2])
 def test_small_gradients_add_up(found, world, case):
     """Over micro-batches and over ranks; summed in bf16 they would leave no trace."""

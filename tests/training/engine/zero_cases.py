@@ -1,4 +1,4 @@
-"""Small runs at every ZeRO stage, on one worker or on two.
+"""Small runs at every ZeRO stage and with ddp, on one worker or on two.
 
 All cases go through one process group: joining it costs more than they do.
 """
@@ -20,10 +20,10 @@ from radioplat.common.collectives import broadcast_object
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import OptimConfig, OptimizerName, Precision, TrainConfig
-from radioplat.training.engine import deepspeed_compat
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.spec.schema.train import EngineName, OptimConfig, OptimizerName, Precision, TrainConfig
+from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
+from radioplat.training.engine.registry import build_engine
 
 MICRO, HALF = 4, 3
 STEPS = {"adamw": 6, "sgd": 6, "lamb": 20}
@@ -39,24 +39,27 @@ class Case:
     stage: int
     offload: bool = False
     optimizer: str = "adamw"
+    engine: str = "deepspeed"
 
     def __str__(self) -> str:
-        return f"{self.precision} {self.stage}{' offload' * self.offload} {self.optimizer}"
+        kind = "ddp" if self.engine == "ddp" else f"{self.stage}{' offload' * self.offload}"
+        return f"{self.precision} {kind} {self.optimizer}"
 
     @property
     def plain(self) -> Case:
         """The same run with as little cut up as its precision allows."""
-        return replace(self, stage=int(self.precision != "fp32"), offload=False)
+        return replace(self, stage=int(self.precision != "fp32"), offload=False, engine="deepspeed")
 
 
 # Stage 0 in 16 bits runs as 1, and cannot be offloaded.
 FP32 = [Case("fp32", 0), *(Case("fp32", stage, away) for stage in (1, 2, 3) for away in (False, True))]
 BF16 = [Case("bf16", stage, away) for stage in (1, 2, 3) for away in (False, True)]
+DDP = [Case(precision, 0, engine="ddp") for precision in ("fp32", "bf16")]
 FEW = [case for case in BF16 if case.offload == (case.stage == 2)]
 MATRIX = [
-    *(*FP32, *BF16),
-    *(replace(case, optimizer="lamb") for case in (*FP32, *FEW)),
-    *(replace(case, optimizer="sgd") for case in (*FP32, *FEW) if case.precision == "bf16" or case.stage != 1),
+    *(*FP32, *BF16, *DDP),
+    *(replace(case, optimizer="lamb") for case in (*FP32, *FEW, *DDP)),
+    *(replace(case, optimizer="sgd") for case in (*FP32, *FEW, *DDP) if case.precision == "bf16" or case.stage != 1),
 ]
 # What is saved at one loads at the other, each stage at each other one, and on and off the host; with it how many
 # workers save and how many load.
@@ -66,6 +69,12 @@ PAIRS = [
     *((Case("bf16", a, a == 2), Case("bf16", b, b == 2)) for a, b in itertools.permutations((1, 2, 3), 2)),
     (Case("fp32", 3, optimizer="lamb"), Case("fp32", 1, True, "lamb")),
     (Case("fp32", 1, True, "sgd"), Case("fp32", 2, optimizer="sgd")),
+    *((DDP[0], Case("fp32", stage)) for stage in range(4)),
+    *((Case("fp32", stage), DDP[0]) for stage in range(4)),
+    *((DDP[1], Case("bf16", stage)) for stage in (1, 2, 3)),
+    *((Case("bf16", stage), DDP[1]) for stage in (1, 2, 3)),
+    (replace(DDP[0], optimizer="lamb"), Case("fp32", 2, optimizer="lamb")),
+    (Case("fp32", 1, optimizer="lamb"), replace(DDP[0], optimizer="lamb")),
 ]
 MOVES = [(*pair, *worlds) for pair, worlds in zip(PAIRS, itertools.cycle([(2, 1), (1, 2), (2, 2)]), strict=False)]
 # Begun by one number of workers at one stage, gone on with by the other at another.
@@ -73,6 +82,9 @@ GONE_ON = [
     (Case("fp32", 3, optimizer="lamb"), Case("fp32", 0, optimizer="lamb")),
     (Case("fp32", 1, optimizer="lamb"), Case("fp32", 2, True, "lamb")),
     (Case("fp32", 2, True), Case("fp32", 3)),
+    (DDP[0], Case("fp32", 2)),
+    (Case("fp32", 2), DDP[0]),
+    (Case("fp32", 3, optimizer="lamb"), replace(DDP[0], optimizer="lamb")),
 ]
 # What one worker runs: what the others are compared with, and what two take up.
 ALONE = {case.plain for case in MATRIX} | {old for old, *_ in GONE_ON} | {old for old, _, n, _ in MOVES if n == 1}
@@ -110,6 +122,7 @@ class Run:
         self, case: Case, module: nn.Module, micro: int, clip: float, optim: OptimConfig, begin: State | None = None
     ) -> None:
         cut = {"precision": Precision(case.precision), "zero_stage": case.stage, "offload": case.offload}
+        cut |= {"engine": EngineName(case.engine)}
         train = TrainConfig(clip_grad_norm=clip, optim=replace(optim, optim=OptimizerName(case.optimizer)), **cut)
         spec = Spec(train=train, dataset=DatasetConfig(batch_size=5))
         self.moments = MOMENTS[spec.train.optim.optim]
@@ -117,7 +130,7 @@ class Run:
             module.load_state_dict({k: v for k, v in begin.items() if k in module.state_dict()})
         self.engine, self.names = build_engine(module, spec, micro), dict(module.named_parameters())
         if begin:
-            deepspeed_compat.load_full_state(self.engine, self.names, self.moments, begin, HALF)
+            self.engine.load_full_state(self.names, self.moments, begin, HALF)
         self.ema = Ema(self.engine, self.names, dict, 0.8)
         if begin:
             self.ema.load_state_dict({k.removesuffix(".ema"): v for k, v in begin.items() if k.endswith(".ema")})
@@ -125,14 +138,13 @@ class Run:
     def backward(self, x: torch.Tensor, last: bool) -> float:
         """One micro-batch; its loss."""
         loss = self.engine(x)
-        self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss)
+        self.engine.backward(loss, last=last)
         self.engine.step()
         return float(loss.detach())
 
     def state(self) -> State:
         """Everything that a checkpoint keeps, on every rank, as each reads all of it."""
-        whole = deepspeed_compat.full_state(self.engine, self.names, self.moments)
+        whole = self.engine.full_state(self.names, self.moments)
         return broadcast_object(whole | {f"{name}.ema": value for name, value in self.ema.state_dict().items()})
 
 
@@ -190,11 +202,11 @@ def moved(old: State, new: Case) -> list[str]:
 def work(folder: Path) -> None:
     """One of two workers: all cases, and what one worker has begun, to its end."""
     torch.set_num_threads(1)
-    deepspeed_compat.init_distributed("gloo")
+    process_group.join("gloo")
     gc.freeze()  # stage 3 collects garbage at each start: half a second for all that was imported
     alone = torch.load(folder / "1.pt")
     found: dict[str, Any] = {str(case): train(case) for case in MATRIX}
-    for case in (*FP32, *BF16):
+    for case in (*FP32, *BF16, *DDP):
         found[f"{case} sum"] = add_up(case)
     for old, new, before, after in MOVES:
         if after == 2:

@@ -15,7 +15,7 @@ from radioplat.objectives.distill import DistillObjective, MicroBatch
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import ResolvedTeacher, resolve_teachers
 from radioplat.spec.schema.distill import TargetNormConfig, TargetNormFit, TargetNormType
-from radioplat.training.engine.deepspeed_engine import build_engine
+from radioplat.training.engine.registry import build_engine
 from radioplat.training.targets.running_norm import RunningNorm
 
 CPU = torch.device("cpu")

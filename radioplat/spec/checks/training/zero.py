@@ -1,4 +1,4 @@
-"""Checks of ZeRO, which shards optimizer, gradients and weights between workers, and of offloading."""
+"""Checks of the engine, of offloading, and of ZeRO, which shards optimizer, gradients and weights between workers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
 
 
 def zero_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield problems of ``train.zero_stage`` and ``train.offload``.
+    """Yield problems of ``train.engine``, ``train.zero_stage`` and ``train.offload``.
 
     All optimizers support all stages and offloading. Settings that need whole weights in each step are checked with
     their own fields (``train.regularizer``, ``model.backbone.spectral_reparam``).
     """
     train = spec.train
-    if train.offload and not train.zero_stage:
+    if train.engine is EngineName.ddp:
+        yield from _ddp(train)
+    elif train.offload and not train.zero_stage:
         hint = "Take train.zero_stage 1, 2 or 3; stage 1 with one worker shards nothing."
         yield Problem("offloading needs a ZeRO stage above 0", "train.offload", hint)
+
+
+def _ddp(train: TrainConfig) -> Iterator[Problem]:
+    """Yield settings that ask ``train.engine: ddp`` for what it does not have."""
+    hint = "Take train.engine deepspeed"
+    if train.zero_stage:
+        yield Problem("ddp shards nothing between workers", "train.zero_stage", f"{hint}, or zero_stage 0.")
+    if train.offload:
+        yield Problem("ddp keeps the optimizer on the device", "train.offload", f"{hint} with a zero_stage above 0.")
+    if train.precision is Precision.fp16:
+        yield Problem("ddp has no loss scaling, which fp16 needs", "train.precision", f"{hint}, or bf16 or fp32.")

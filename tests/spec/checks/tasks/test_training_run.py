@@ -70,6 +70,7 @@ def test_the_published_example_has_no_problem():
         ("train.optim.head_warmup_epochs=1000", "train.optim.head_warmup_epochs"),
         ("train.ema_decay=1", "train.ema_decay"),
         ("train.offload=true", "train.offload"),
+        ("train.engine=megatron", "train.engine"),
         ("train.min_workers=9999", "train.min_workers"),
         ("train.max_workers=0", "train.max_workers"),
         ("train.resize_interval_s=-1", "train.resize_interval_s"),
@@ -169,6 +170,9 @@ OPTIM, SOFT = "train.optim", "train.optim.policy=soft_start_annealing"
     ("overrides", "where"),
     [
         (["train.regularizer={type: L2, weight: 1e-5}", "train.zero_stage=3"], "train.regularizer"),
+        (["train.engine=ddp", "train.zero_stage=1"], "train.zero_stage"),
+        (["train.engine=ddp", "train.offload=true"], "train.offload"),
+        (["train.engine=ddp", "train.precision=fp16"], "train.precision"),
         (["distill.then=[evaluate]", "evaluate.use_ema=true"], "evaluate.use_ema"),
         (["distill.then=[export]", "export.use_ema=true"], "export.use_ema"),
         ([SOFT, f"{OPTIM}.warmup_epochs=1"], f"{OPTIM}.warmup_epochs"),
@@ -190,6 +194,7 @@ def test_pairs_that_cannot_be(overrides, where):
         ["teachers.vit_h_14_siglip_clipa_224.replicas=auto", "train.precision=auto", "train.tf32=false"],
         ["train.precision=fp16"],  # whether there is a GPU, `plan` looks
         [f"{OPTIM}.optim=fusedlamb", "train.precision=bf16"],
+        ["train.engine=ddp", "train.precision=bf16", f"{OPTIM}.optim=lamb"],
         ["train.enable_ema=true", "train.zero_stage=3", "distill.then=[evaluate]", "evaluate.use_ema=true"],
         ["train.regularizer={type: L1, weight: 1e-5}", "train.zero_stage=2"],
         [SOFT, f"{OPTIM}.policy_params={{soft_start: 0.1, annealing: 0.8, min_lr: 1e-6}}"],

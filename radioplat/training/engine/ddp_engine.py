@@ -1,0 +1,263 @@
+"""Data parallelism without sharding: each rank has all weights, gradients and optimizer states.
+
+It takes the gradients of micro-batches in the number format of the weights, as autograd computes them, and adds them up
+in fp32. torch's DistributedDataParallel would exchange them in 16 bits, and only those of the last micro-batch, so the
+exchange is our own (:mod:`radioplat.training.engine.gradient_sums`), like the ``main_grad`` of Megatron-LM (Narayanan
+et al. 2021). Weights, gradients and moments are in flat tensors, one for each optimizer group: then a step needs a few
+kernels, not a few for each parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from radioplat.common.collectives import is_first
+from radioplat.optim.lamb import Lamb
+from radioplat.optim.optimizer import build_optimizer, create_state
+from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.zero import BUCKET
+from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Precision
+from radioplat.training.engine.batchnorm_state import round_statistics
+from radioplat.training.engine.engine import Engine, State
+from radioplat.training.engine.gradient_sums import GradientSums, Piece
+
+_ALIGNMENT = 64  # elements: each parameter begins at a multiple of 128 bytes, as kernels for matrices prefer
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter is in the tensors of :meth:`DdpEngine.masters`."""
+
+    master: int
+    start: int
+    shape: torch.Size
+
+    def of(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """Return the view of the parameter's values in ``values``."""
+        return values[self.master].narrow(0, self.start, self.shape.numel()).view(self.shape)
+
+
+class _Flat:
+    """Weights and gradients of an optimizer group in flat tensors.
+
+    Args:
+        parameters: in the order of the flat tensors. They become views of them, and so do their gradients.
+
+    Attributes:
+        starts: offset of each parameter.
+        weights: in the number format of forward and backward, ``[elements]``.
+        master: fp32 ``[elements]``; the same tensor as ``weights`` in fp32.
+        total: fp32 gradients, ``[elements]``.
+        current: gradients of one micro-batch in 16 bits, ``[elements]``; None in fp32.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.starts, size = parameters, [], 0
+        for parameter in parameters:
+            self.starts.append(size)
+            size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+        like = parameters[0].detach()
+        self.weights = like.new_zeros(size)
+        for view, parameter in zip(self._views(self.weights), parameters, strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        _broadcast(self.weights)
+        low = like.dtype is not torch.float32
+        self.master = self.weights.float() if low else self.weights
+        self.total = torch.zeros_like(self.master)
+        self.current = torch.zeros_like(self.weights) if low else None
+        gradients = self.total if self.current is None else self.current
+        for view, parameter in zip(self._views(gradients), parameters, strict=True):
+            parameter.grad = view
+
+    def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        for start, parameter in zip(self.starts, self.parameters, strict=True):
+            yield flat.narrow(0, start, parameter.numel()).view(parameter.shape)
+
+    def pieces(self, numbers: dict[nn.Parameter, int]) -> Iterator[Piece]:
+        """Yield pieces of about :data:`BUCKET` elements, cut between parameters."""
+        begin, end = 0, self.weights.numel()
+        for following, stop in enumerate([*self.starts[1:], end], 1):
+            start = self.starts[begin]
+            if stop - start >= BUCKET or stop == end:
+                part, members = slice(start, stop), self.parameters[begin:following]
+                current = None if self.current is None else self.current[part]
+                yield Piece(self.total[part], current, frozenset(numbers[p] for p in members))
+                begin = following
+
+
+class DdpEngine(Engine):
+    """Data parallelism over all ranks, with fp32 weights in the optimizer and fp32 sums of gradients.
+
+    In bf16, forward and backward have a rounded copy of the weights. As with DeepSpeed, the fp32 weights begin with the
+    rounded values, frozen parameters are rounded, and parameters without gradient have zeros: weight decay moves them.
+
+    Args:
+        micro_batches: number of micro-batches of one optimizer step on this rank, padding included.
+
+    Raises:
+        SpecError: a parameter group is invalid (see :func:`build_optimizer`).
+    """
+
+    def __init__(self, module: nn.Module, spec: Spec, micro_batches: int) -> None:
+        self._module, self._micro_batches, self._clip = module, micro_batches, spec.train.clip_grad_norm
+        self._low = precision_of(spec.train) is not Precision.fp32
+        if self._low:
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+            round_statistics(module, torch.bfloat16)
+        for parameter in module.parameters():
+            if not parameter.requires_grad:
+                _broadcast(parameter.data)
+        self._optimizer = build_optimizer(module, spec.train.optim)
+        # Backward passes reach the last parameters first.
+        order = {parameter: -i for i, parameter in enumerate(module.parameters())}
+        self._flats = [_Flat(sorted(g["params"], key=order.__getitem__)) for g in self._optimizer.param_groups]
+        self._places: dict[nn.Parameter, _Place] = {}
+        self._masters = self._take_over(whole=isinstance(self._optimizer, Lamb))
+        numbers = {parameter: i for i, parameter in enumerate(self._places)}
+        pieces = [piece for flat in self._flats for piece in flat.pieces(numbers)]
+        last = {number: order[parameter] for parameter, number in numbers.items()}
+        pieces.sort(key=lambda piece: max(last[number] for number in piece.members))  # by when they are complete
+        self._sums, self._pieces = GradientSums(list(self._places), pieces), pieces
+        self._last = self._applied = False
+
+    def _take_over(self, whole: bool) -> list[torch.Tensor]:
+        """Let the optimizer update the flat tensors, or views of ``whole`` parameters, and return them."""
+        masters: list[torch.Tensor] = []
+        for group, flat in zip(self._optimizer.param_groups, self._flats, strict=True):
+            group["params"] = []
+            for start, parameter in zip(flat.starts, flat.parameters, strict=True):
+                part = slice(start, start + parameter.numel()) if whole else slice(None)
+                if whole or not group["params"]:
+                    master = flat.master[part]
+                    master.grad = flat.total[part]
+                    group["params"].append(master)
+                    masters.append(master)
+                self._places[parameter] = _Place(len(masters) - 1, 0 if whole else start, parameter.shape)
+        return masters
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimizer."""
+        return self._optimizer.param_groups
+
+    def __call__(self, *inputs: Any) -> Any:  # noqa: ANN401
+        """Run the module."""
+        return self._module(*inputs)
+
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Add gradients; with ``last``, ranks exchange the sums while the backward pass runs."""
+        self._last = last
+        self._sums.backward(loss / self._micro_batches, last)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Clip the gradients and update the weights after the last micro-batch, if all gradients are finite."""
+        self._applied = False
+        if not self._last:
+            return
+        self._sums.wait()
+        world = dist.get_world_size()
+        norms = torch.stack([torch.linalg.vector_norm(piece.total) for piece in self._pieces])
+        norm = float(torch.linalg.vector_norm(norms)) / world
+        if norm < float("inf"):
+            scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0
+            if scale / world != 1:
+                for flat in self._flats:
+                    flat.total.mul_(scale / world)
+            self._optimizer.step()
+            self._round()
+            self._applied = True
+        self._sums.clear()
+        self._last = False
+
+    def _round(self) -> None:
+        if self._low:
+            for flat in self._flats:
+                flat.weights.copy_(flat.master)
+
+    def was_step_applied(self) -> bool:
+        """Return False if gradients were not finite, in any number format."""
+        return self._applied
+
+    def discard_gradients(self) -> None:
+        """Set the gradients of this step to zero."""
+        self._sums.clear()
+
+    def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
+        """Return whole weights and moments on rank 0; no rank communicates."""
+        state = self.gather_values(names, self._masters)
+        for moment in moments:
+            values = [self._optimizer.state[master].get(moment) for master in self._masters]
+            if all(value is not None for value in values):
+                gathered = self.gather_values(names, values)
+                state |= {f"{name}.{moment}": value for name, value in gathered.items()}
+        return state
+
+    @torch.no_grad()
+    def load_full_state(
+        self, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: State, steps: int
+    ) -> None:
+        """Load whole weights and moments."""
+        self.scatter_values(names, self._masters, state)
+        self._round()
+        if not steps:
+            return
+        for master in self._masters:
+            create_state(self._optimizer, master, moments, steps)
+        for moment in moments:
+            values = [self._optimizer.state[master][moment] for master in self._masters]
+            stored = {name: state[f"{name}.{moment}"] for name in names if f"{name}.{moment}" in state}
+            self.scatter_values(names, values, stored)
+
+    def masters(self) -> list[torch.Tensor]:
+        """Return a flat tensor for each optimizer group; for LAMB, which needs norms, one for each parameter."""
+        return list(self._masters)
+
+    def gather_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> State:
+        """Copy the parameters' parts of tensors like :meth:`masters` to the CPU of rank 0."""
+        if not is_first():
+            return {}
+        parts = {name: self._places[parameter].of(values).detach() for name, parameter in names.items()}
+        return {name: part.to("cpu", torch.float32, copy=True) for name, part in parts.items()}
+
+    @torch.no_grad()
+    def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
+        """Copy the parameters' parts of tensors like :meth:`masters` into those of ``into``."""
+        for name, parameter in names.items():
+            into[name].copy_(self._places[parameter].of(values))
+
+    @torch.no_grad()
+    def scatter_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: State) -> None:
+        """Copy whole tensors into tensors like :meth:`masters`."""
+        for name, parameter in names.items():
+            if name in state:
+                self._places[parameter].of(values).copy_(state[name])
+
+    def close(self) -> None:
+        """Free gradients and optimizer states; the module keeps its weights."""
+        for parameter in self._places:
+            parameter.grad = None
+        self._sums.close()
+        for master in self._masters:
+            master.grad = None
+        self._optimizer.state.clear()
+        self._flats.clear()
+        self._masters.clear()
+        self._pieces.clear()
+
+
+def _broadcast(tensor: torch.Tensor) -> None:
+    """Give every rank the values of rank 0; as bytes, because not every backend knows every number format."""
+    if dist.get_world_size() > 1:
+        values = tensor.contiguous()
+        dist.broadcast(values.view(-1).view(torch.uint8), 0)
+        tensor.copy_(values)

@@ -1,0 +1,98 @@
+"""The interface between an engine and the training loop, the checkpoints and the moving average."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import nn
+
+State = dict[str, torch.Tensor]
+LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
+
+
+class Engine(ABC):
+    """A module that is trained on all ranks: its number format, gradient sums, optimizer and whole weights.
+
+    Methods that take ``names`` get trainable parameters of the module by the names that the caller uses. Whole weights,
+    moments and averages are fp32 and have the parameter's shape, so what one engine saves another one loads.
+    """
+
+    @property
+    @abstractmethod
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Groups of the optimizer; a change of ``lr`` takes effect at the next step."""
+
+    @abstractmethod
+    def __call__(self, *inputs: Any) -> Any:  # noqa: ANN401
+        """Return the module's output for one micro-batch, or one piece of it."""
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Add the gradients of ``loss`` divided by the number of micro-batches of a step.
+
+        Args:
+            loss: scalar.
+            last: whether the optimizer step follows; gradients are then averaged over all ranks, at the latest.
+        """
+
+    @abstractmethod
+    def step(self) -> None:
+        """Call it after each :meth:`backward`: after the last one it clips the gradients and updates the weights."""
+
+    @abstractmethod
+    def was_step_applied(self) -> bool:
+        """Return whether the last :meth:`step` changed the weights; False if gradients were not finite."""
+
+    @abstractmethod
+    def discard_gradients(self) -> None:
+        """Discard the gradients of this step, so that the next step begins with none; all ranks must call it."""
+
+    @abstractmethod
+    def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
+        """Return whole fp32 weights and optimizer moments as new CPU tensors on rank 0; every rank must call this.
+
+        Returns:
+            ``<parameter>`` and ``<parameter>.<moment>`` for each parameter; moments only after a first step. In fp16
+            also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. Empty on
+            other ranks.
+        """
+
+    @abstractmethod
+    def load_full_state(
+        self, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: State, steps: int
+    ) -> None:
+        """Load weights and moments from :meth:`full_state` of any engine at any world size.
+
+        The module's weights must already have the same values: what is loaded here are the optimizer's.
+
+        Args:
+            steps: number of updates that the moments have seen.
+        """
+
+    @abstractmethod
+    def masters(self) -> list[torch.Tensor]:
+        """Return the fp32 tensors that this rank's optimizer updates: whole parameters, or flat tensors of several.
+
+        The objects stay the same during the whole run.
+        """
+
+    @abstractmethod
+    def gather_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> State:
+        """Gather ``values``, tensors with the shapes of :meth:`masters`, into whole tensors by parameter name.
+
+        Every rank must call this; the result is fp32 on rank 0's CPU, and empty on other ranks.
+        """
+
+    @abstractmethod
+    def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
+        """Gather ``values`` like :meth:`gather_values`, but copy them into the tensors of ``into``, on every rank."""
+
+    @abstractmethod
+    def scatter_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: State) -> None:
+        """Copy whole tensors of ``state`` into ``values`` (inverse of :meth:`gather_values`); others are unchanged."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the engine's memory; it cannot be used any more."""
