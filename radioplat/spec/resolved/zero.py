@@ -1,4 +1,4 @@
-"""What a run shards between workers, and the size of its gradient buckets."""
+"""The sharding of a run between workers, and the size of its gradient buckets."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Precision(str, Enum):
 
 
 class EngineName(str, Enum):
-    """What computes gradients and updates on all workers."""
+    """The engine that computes gradients and updates on all workers."""
 
     deepspeed = "deepspeed"  # ZeRO, offload, all number formats
     ddp = "ddp"  # every worker has all weights and optimizer states; fp32 and bf16

@@ -214,8 +214,8 @@ class DdpEngine(Engine):
             create_state(self._optimizer, master, moments, steps)
         for moment in moments:
             values = [self._optimizer.state[master][moment] for master in self._masters]
-            found = {name: state[f"{name}.{moment}"] for name in names if f"{name}.{moment}" in state}
-            self.scatter_values(names, values, found)
+            present = {name: state[f"{name}.{moment}"] for name in names if f"{name}.{moment}" in state}
+            self.scatter_values(names, values, present)
 
     def masters(self) -> list[torch.Tensor]:
         """Return a flat tensor for each optimizer group; for LAMB, which needs norms, one for each parameter."""

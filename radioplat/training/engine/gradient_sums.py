@@ -140,7 +140,7 @@ def _add_current(piece: Piece) -> None:
 
 def _leaves(loss: torch.Tensor) -> Iterable[torch.Tensor]:
     """Yield the tensors that a backward pass from ``loss`` would give gradients to."""
-    seen, waiting = {loss.grad_fn}, [loss.grad_fn]
+    visited, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None:
@@ -148,6 +148,6 @@ def _leaves(loss: torch.Tensor) -> Iterable[torch.Tensor]:
         if (variable := getattr(node, "variable", None)) is not None:
             yield variable
         for following, _ in node.next_functions:
-            if following not in seen:
-                seen.add(following)
+            if following not in visited:
+                visited.add(following)
                 waiting.append(following)
