@@ -86,6 +86,9 @@ def detector_run(kind: str, tree: dict[str, Any], backbone: str, problems: list[
         note(tree, "train.precision", "detectors are trained in fp32")
         take(tree, "train.precision")
     put(tree, "train.precision", "fp32")
+    if get(tree, "dataset.batch_size") == -1:  # in TAO's specs for its export
+        note(tree, "dataset.batch_size", "an exported file takes batches of any size")
+        take(tree, "dataset.batch_size")
     if kind == "rtdetr":
         _views(tree, problems)
     dataset, optim = get(tree, "dataset"), get(tree, "train.optim")

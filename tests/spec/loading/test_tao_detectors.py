@@ -55,3 +55,10 @@ def test_a_backbone_learns_at_taos_rate():
 def test_a_rate_of_the_backbone_needs_no_other():
     optim = spec_of("dino", "train.optim={lr: null, lr_backbone: 2e-5}").train.optim
     assert optim.lr == 2e-4 and optim.lr_mults == {"backbone.": pytest.approx(0.1)}
+
+
+def test_the_batch_size_of_an_export_spec_is_listed_and_not_used():
+    model, dataset = {"backbone": "resnet_50", "num_queries": 300}, {"num_classes": 91, "batch_size": -1}
+    spec = load_spec({"model": model, "dataset": dataset})
+    assert spec.dataset.batch_size == load_spec({}).dataset.batch_size
+    assert "exported file" in spec.without_effect["dataset.batch_size"]
