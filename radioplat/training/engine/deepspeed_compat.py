@@ -1,6 +1,6 @@
 """Access DeepSpeed internals (0.19.8) where its public API has gaps or errors; each workaround has a test.
 
-No other module uses DeepSpeed internals.
+Only this module and :mod:`radioplat.training.engine.zero_gather` use DeepSpeed internals.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import nn
 from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Layout
 from radioplat.optim.optimizer import create_state
+from radioplat.training.engine import zero_gather
 from radioplat.training.engine.engine import LOSS_SCALE
 
 _TEMPORARY = "radioplat_temporary"  # key in the optimizer state; no optimizer uses it
@@ -53,19 +54,15 @@ def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, 
         fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. Empty on
         other ranks.
     """
-    from deepspeed.utils import safe_get_full_fp32_param
-
     optimizer, inner = engine.optimizer, _inner(engine.optimizer)
     _link_states(optimizer)
     stepped = any(moments[0] in state for state in inner.state.values()) if moments else False
-    state: dict[str, torch.Tensor] = {}
-    for name, parameter in names.items():
-        whole = safe_get_full_fp32_param(parameter)
-        _take(state, name, parameter if whole is None else whole, fresh=whole is not None)
-        for moment in moments if stepped else ():
-            value = _whole(inner, parameter, moment)
-            if value is not None:
-                _take(state, f"{name}.{moment}", value, fresh=_partitioned(parameter))
+    tensors = masters(engine)
+    state = gather_values(engine, names, tensors)
+    for moment in moments if stepped else ():
+        values = [inner.state[tensor].get(moment) for tensor in tensors]
+        known = {name: p for name, p in names.items() if _partitioned(p) or moment in inner.state[p]}
+        state |= {f"{name}.{moment}": value for name, value in gather_values(engine, known, values).items()}
     if (scaler := moving_scaler(engine)) is not None and is_first():
         state[LOSS_SCALE] = torch.tensor([getattr(scaler, field) for field in _SCALER_FIELDS], dtype=torch.float64)
     return state
@@ -75,19 +72,6 @@ def moving_scaler(engine: Any) -> Any | None:
     """Return the dynamic loss scaler of an fp16 run; None otherwise."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
-
-
-def _take(state: dict[str, torch.Tensor], name: str, value: torch.Tensor, fresh: bool) -> None:
-    """On rank 0, store ``value`` as ``state[name]``: fp32, on the CPU, copied at most once.
-
-    Args:
-        fresh: True if the caller created ``value``, so that no other tensor shares its memory.
-    """
-    if not is_first():
-        return
-    value = value.detach()
-    moved = value.to("cpu", torch.float32)
-    state[name] = moved.clone() if moved is value and not fresh else moved
 
 
 def load_full_state(
@@ -134,52 +118,43 @@ def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
 
     Empty if parameters are not partitioned.
     """
-    optimizer = engine.optimizer
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        groups, rank = optimizer.fp16_groups, dist.get_rank()
-        return {
-            flat: Layout(len(group), tuple(_pieces_stage_3(optimizer, group, rank)))
-            for flat, group in zip(optimizer.fp32_partitioned_groups_flat, groups, strict=True)
-        }
-    groups = getattr(optimizer, "bf16_groups", None) or getattr(optimizer, "bit16_groups", None)
-    if groups is None:
-        return {}
-    result = {}
-    for flat, group in zip(masters(engine), groups, strict=True):
-        # A parameter without a piece on this rank has no mapping.
-        addresses = [(i, p._hp_mapping.hp_fragment_address) for i, p in enumerate(group) if p._hp_mapping is not None]
-        result[flat] = Layout(len(group), tuple((i, address.start, address.numel) for i, address in addresses))
-    return result
+    mine = zero_gather.pieces(engine)
+    return {
+        flat: Layout(len(group), tuple((i, p.start, p.size) for i, each in enumerate(group) if (p := mine[each])))
+        for flat, group in zip(masters(engine), zero_gather.groups(engine), strict=False)
+    }
 
 
-def _pieces_stage_3(optimizer: Any, group: list[nn.Parameter], rank: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (parameter, start, size) of this rank's pieces, without the uninitialized padding of the last rank's."""
-    for i, parameter in enumerate(group):
-        _, start, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        real = min(size, parameter.ds_numel - rank * size)
-        if real > 0:
-            yield i, start, real
-
-
-def gather_values(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def gather_values(
+    engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
     """Gather ``values``, tensors with the shapes of :func:`masters`, into whole tensors by parameter name.
 
     Every rank must call this; the result is fp32 on rank 0's CPU, and empty on other ranks.
     """
-    result: dict[str, torch.Tensor] = {}
-    with _as_moment(engine, values) as inner:
-        for name, parameter in names.items():
-            _take(result, name, _whole(inner, parameter, _TEMPORARY), fresh=_partitioned(parameter))
-    return result
+    return {
+        name: value.detach().to("cpu", torch.float32, copy=True)
+        for name, value in _whole(engine, names, values, everywhere=False)
+        if is_first()
+    }
 
 
 def copy_values(
-    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: dict[str, torch.Tensor]
+    engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None], into: dict[str, torch.Tensor]
 ) -> None:
     """Gather ``values`` like :func:`gather_values`, but copy them into the tensors of ``into``, on every rank."""
-    with _as_moment(engine, values) as inner:
-        for name, parameter in names.items():
-            into[name].copy_(_whole(inner, parameter, _TEMPORARY))
+    for name, value in _whole(engine, names, values, everywhere=True):
+        into[name].copy_(value)
+
+
+def _whole(
+    engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None], everywhere: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield whole tensors by name: those of partitioned parameters gathered, others as they are in ``values``."""
+    of = dict(zip(masters(engine), values, strict=True))
+    partitioned = {name: parameter for name, parameter in names.items() if _partitioned(parameter)}
+    yield from zero_gather.whole(engine, partitioned, list(of.values()), everywhere)
+    yield from ((name, of[parameter]) for name, parameter in names.items() if name not in partitioned)
 
 
 def scatter_values(
@@ -237,15 +212,6 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer:
 
 def _partitioned(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
-
-
-def _whole(inner: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -> torch.Tensor | None:
-    """Return one unpartitioned moment of a parameter; None if an unpartitioned parameter does not have it."""
-    from deepspeed.utils import safe_get_full_optimizer_state
-
-    if _partitioned(parameter):
-        return safe_get_full_optimizer_state(parameter, moment)
-    return inner.state[parameter].get(moment)
 
 
 def _set(parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
