@@ -49,7 +49,7 @@ class StepHook:
         """Decide after a forward, before its backward, if the step is skipped; all ranks must decide the same.
 
         Args:
-            losses: fp32 scalars by name.
+            losses: fp32 scalars by name; they may be NaN or infinite, which is found before the update.
             last: True at the step's last forward.
         """
         return CONTINUE

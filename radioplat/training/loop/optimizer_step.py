@@ -92,6 +92,8 @@ class OptimizerStep:
             if not self._shared:
                 self._share(record)
                 self._reduce(record)
+                if record.not_finite:  # the spec's policy applies, also if a user's hook skips the step
+                    record.decision = self._hooks.non_finite.before_update(record)
             record.values = {}
             self._engine.discard_gradients()
         else:
@@ -157,11 +159,11 @@ class OptimizerStep:
                 ends = last and number == len(pieces) - 1
                 with arithmetic(run.spec, self._context.device):
                     losses = engine(piece)
+                self._sums.add(losses, share, batch.micro_batch)
                 with self._phases(COLLECTIVE):
                     record.decision = self._hooks.losses(step, batch, losses, ends)
                 if record.skipped:
                     return
-                self._sums.add(losses, share, batch.micro_batch)
                 if ends:
                     self._share(record)
                 engine.backward(losses["loss"] * (scale * share), last=ends)

@@ -31,6 +31,12 @@ class NoSecondStep(StepHook):
         return StepDecision("the user says so", "own_reason") if step == 1 else StepDecision()
 
 
+class SkipsWhatIsNotSmall(StepHook):
+    def losses(self, step, batch, losses, last):
+        small = bool(losses["loss"] < 1e6)
+        return StepDecision() if small else StepDecision("the user says so", "own_reason")
+
+
 class Broken(StepHook):
     def end_step(self, record):
         if record.step == 1:
@@ -124,6 +130,15 @@ def test_it_may_skip_a_step(spec):
     assert "step 2 was skipped: the user says so" in lines
     rejected = read_rejected(found.folder / "ledger")
     assert rejected["reason"].to_pylist() == ["own_reason"] * 8 and set(rejected["step"].to_pylist()) == {1}
+
+
+def test_a_skip_of_the_user_hides_no_loss_that_is_not_finite(spec):
+    """A NaN is not small: the hook skips its step, and train.non_finite still applies."""
+    path = "others:SkipsWhatIsNotSmall"
+    overrides = ["train.non_finite=fail", "train.optim.lr=1e30", "train.clip_grad_norm=0"]
+    with pytest.raises(TrainingError, match="not finite: .*loss") as caught:
+        radioplat.train(spec("run", path), overrides, say=lambda line: None)
+    assert caught.value.problems[0].where == "train.non_finite"
 
 
 def test_an_error_in_it_names_hook_and_field(spec):
