@@ -20,7 +20,6 @@ from radioplat.models.pretrained.initial_weights import MODEL_PATH, student_path
 from radioplat.models.pretrained.source import SourceCheckpoint, read_source
 from radioplat.models.student.checkpoint import is_checkpoint
 from radioplat.models.student.student import StudentArchitecture
-from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.default_losses import kept_losses, open_losses
 from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
 from radioplat.spec.resolved.teacher import has_hidden_layers, teacher_names
@@ -38,7 +37,6 @@ SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
 # Variants `batch_...` of `benchmarks.teach.ingredients` compare rates at both ends; nothing was measured beyond them.
 SCALED_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 32, 8, 128
 _ADAM = (OptimizerName.adam, OptimizerName.adamw)
-EXPERIMENT = "experiment.yaml"
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,16 @@ class Decision:
         return f"{self.field}={_text(self.value)} ({self.reason})"
 
 
-def decide(spec: Spec, student: StudentArchitecture, folder: Path) -> tuple[Spec, list[Decision]]:
+def decide(spec: Spec, student: StudentArchitecture, earlier: Spec | None) -> tuple[Spec, list[Decision]]:
     """Return a copy of ``spec`` with all decisions, and those that differ from what a student without weights gets.
 
     Args:
         student: its architecture, without heads.
-        folder: the task's results folder.
+        earlier: the spec of an earlier start of the run, whose decisions stay; None for a new run.
 
     Raises:
         WeightsError: pretrained weights cannot be read.
     """
-    earlier = earlier_spec(spec, folder)
     decisions = list(_kept(spec, earlier) if earlier is not None else _decisions(spec, student))
     spec = copy.deepcopy(spec)
     for decision in decisions:
@@ -157,15 +154,6 @@ def _kept(spec: Spec, earlier: Spec) -> Iterator[Decision]:
         yield Decision("train.optim.lr", earlier.train.optim.rate, "")
     if spec.train.optim.head_warmup_epochs is None:
         yield Decision("train.optim.head_warmup_epochs", earlier.train.optim.head_warmup_epochs or 0.0, "")
-
-
-def earlier_spec(spec: Spec, folder: Path) -> Spec | None:
-    """Return the spec that an earlier start of the run wrote; None if there is none, or no checkpoint to resume."""
-    resumed = spec.train.resume_training_checkpoint_path
-    if resumed and (experiment := Path(resumed).parent / EXPERIMENT).exists():
-        return load_spec(experiment)
-    written = folder / EXPERIMENT
-    return load_spec(written) if written.exists() and any(folder.glob("model_epoch_*")) else None
 
 
 def _head_forms(spec: Spec, paths: list[tuple[str, str]]) -> list[bool]:

@@ -30,7 +30,7 @@ from radioplat.tracking.status import Status, StatusLog
 from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.accounts import session, settled
 from radioplat.training.checkpoints.checkpoint import clear_left_behind, newest
-from radioplat.training.checkpoints.resume import catch_up, order_problems, set_aside, starting_point
+from radioplat.training.checkpoints.resume import catch_up, mirror_spec, order_problems, set_aside, starting_point
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.unreadable import UnreadableCheckpoints
 
@@ -110,7 +110,7 @@ def _run_alone(
             for note in (*((*run.start_notes, *prepared.warnings) if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
-            for title in (AUTOMATIC, FEATURE_CACHE) if start == 0 else ():
+            for title in (AUTOMATIC, FEATURE_CACHE) if start == 0 else (AUTOMATIC,):
                 if fact := prepared.facts.get(title):
                     say(f"{title}: {fact}")
                     status.write(f"{title}: {fact}")
@@ -118,7 +118,7 @@ def _run_alone(
             # the number formats that its later starts keep.
             ran = run.spec.train
             own = replace(spec, train=replace(spec.train, precision=ran.precision, tf32=ran.tf32))
-            folder.write_experiment(to_yaml(run.spec if run.teachers else own))
+            mirror_spec(run, folder.write_experiment(to_yaml(run.spec if run.teachers else own)))
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),

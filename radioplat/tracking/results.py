@@ -13,6 +13,7 @@ from radioplat.common.atomic_files import written_aside
 from radioplat.common.redact import redact_yaml
 from radioplat.errors import RadioplatError
 
+EXPERIMENT = "experiment.yaml"
 _ABSENT = object()
 
 
@@ -51,7 +52,7 @@ class TaskFolder:
     @property
     def experiment_path(self) -> Path:
         """``experiment.yaml``: the whole spec of the run."""
-        return self.path / "experiment.yaml"
+        return self.path / EXPERIMENT
 
     @property
     def status_path(self) -> Path:

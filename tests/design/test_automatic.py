@@ -12,7 +12,7 @@ from radioplat.design.models import design_models, student_architecture
 from radioplat.exporting.weights.export import export_weights
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student
-from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.distill import LossType
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.train import DEFAULT_LR
@@ -42,10 +42,10 @@ def spec_of(kind: str, *overrides: str):
     )
 
 
-def decided(folder, kind: str, *overrides: str):
+def decided(earlier, kind: str, *overrides: str):
     """The values of FIELDS, and the decisions that are told to the user."""
     spec = spec_of(kind, *overrides)
-    spec, told = decide(spec, student_architecture(spec, "distill", [], {}), folder)
+    spec, told = decide(spec, student_architecture(spec, "distill", [], {}), earlier)
     optim, backbone = spec.train.optim, spec.model.backbone
     values = (spec.distill.use_mlp, backbone.student_norm_mean, backbone.freeze_norm, optim.head_warmup_epochs)
     return values, [decision.field for decision in told]
@@ -55,9 +55,9 @@ def weights(files, kind: str) -> str:
     return f"model.backbone.pretrained_backbone_path={files / kind}.safetensors"
 
 
-def test_a_student_from_nothing_gets_a_rate_that_teaches_it(tmp_path):
-    assert decided(tmp_path, LITE) == ((False, [], False, 0.0), [RATE])
-    assert decided(tmp_path, LITE, "train.optim.lr=1e-5") == ((False, [], False, 0.0), [])
+def test_a_student_from_nothing_gets_a_rate_that_teaches_it():
+    assert decided(None, LITE) == ((False, [], False, 0.0), [RATE])
+    assert decided(None, LITE, "train.optim.lr=1e-5") == ((False, [], False, 0.0), [])
 
 
 @pytest.mark.parametrize(
@@ -75,39 +75,35 @@ def test_a_student_from_nothing_gets_a_rate_that_teaches_it(tmp_path):
         ("test_vit", "weights", DEFAULT_LR),
     ],
 )
-def test_the_rate_follows_the_start(files, tmp_path, kind, override, rate):
+def test_the_rate_follows_the_start(files, kind, override, rate):
     overrides = [weights(files, kind) if override == "weights" else override] if override else []
     spec = spec_of(kind, *overrides)
-    spec, _ = decide(spec, student_architecture(spec, "distill", [], {}), tmp_path)
+    spec, _ = decide(spec, student_architecture(spec, "distill", [], {}), None)
     assert spec.train.optim.lr == rate
     # A later start of the run keeps it, whatever this version would choose.
     spec.train.optim.lr = 0.0123
-    (tmp_path / "experiment.yaml").write_text(to_yaml(spec))
-    (tmp_path / "model_epoch_001").mkdir()
     again = spec_of(kind, *overrides)
-    again, told = decide(again, student_architecture(again, "distill", [], {}), tmp_path)
+    again, told = decide(again, student_architecture(again, "distill", [], {}), spec)
     assert again.train.optim.lr == (0.1 if rate == 0.1 else 0.0123) and not told
 
 
-def test_losses_that_the_spec_leaves_open_are_written_into_it(tmp_path):
+def test_losses_that_the_spec_leaves_open_are_written_into_it():
     spec = spec_of(LITE, "distill.teacher[0].loss_type=null", "distill.teacher[0].extra_losses=[]")
     student = student_architecture(spec, "distill", [], {})
-    settled, told = decide(spec, student, tmp_path)
+    settled, told = decide(spec, student, None)
     teacher = settled.distill.teacher[0]
     assert teacher.loss_type is LossType.BALANCED
     assert [(extra.type.value, extra.kind.value) for extra in teacher.extra_losses] == [("similarity", "spatial")]
     assert str(told[0]) == "distill.teacher[0].loss_type=BALANCED (and similarity: no loss is named)"
     teacher.loss_type = LossType.CS  # as if this version had another default than the one that the run began with
-    (tmp_path / "experiment.yaml").write_text(to_yaml(settled))
-    (tmp_path / "model_epoch_001").mkdir()
-    assert decide(spec, student, tmp_path)[0].distill == settled.distill
+    assert decide(spec, student, settled)[0].distill == settled.distill
 
 
-def test_pretrained_weights_decide(files, tmp_path):
-    values, told = decided(tmp_path, LITE, weights(files, LITE))
+def test_pretrained_weights_decide(files):
+    values, told = decided(None, LITE, weights(files, LITE))
     assert values == (False, HALF, True, 0.0)
     assert told == ["distill.use_mlp", *(f"model.backbone.student_norm_{p}" for p in ("mean", "std")), FIELDS[2]]
-    values, _ = decided(tmp_path, "test_vit", weights(files, "test_vit"))
+    values, _ = decided(None, "test_vit", weights(files, "test_vit"))
     assert values[0] is False and values[2] is False  # a ViT has no BatchNorm
 
 
@@ -125,8 +121,8 @@ def test_pretrained_weights_decide(files, tmp_path):
         ("train.optim.head_warmup_epochs=2", 3, 2.0),
     ],
 )
-def test_what_the_spec_says_stands(files, tmp_path, override, index, value):
-    values, told = decided(tmp_path, LITE, weights(files, LITE), override)
+def test_what_the_spec_says_stands(files, override, index, value):
+    values, told = decided(None, LITE, weights(files, LITE), override)
     assert values[index] == value
     assert [list((False, HALF, True, 0.0))[i] for i in range(4) if i != index] == [
         values[i] for i in range(4) if i != index
@@ -140,7 +136,7 @@ def test_heads_of_a_trained_student_keep_their_form(tmp_path, hidden):
     student = Student(design_models(spec, "distill").architecture)
     (tmp_path / "trained").mkdir()
     save_student(student, student.state_dict(), tmp_path / "trained")
-    values, told = decided(tmp_path, LITE, f"train.pretrained_model_path={tmp_path / 'trained'}")
+    values, told = decided(None, LITE, f"train.pretrained_model_path={tmp_path / 'trained'}")
     assert values == (hidden, HALF, False, 0.0)  # BatchNorm of a pruned student must be estimated again
     assert "distill.use_mlp" in told
     # Of a teacher with another name, or for its backbone alone, its heads are not loaded: others are fitted.
@@ -149,7 +145,7 @@ def test_heads_of_a_trained_student_keep_their_form(tmp_path, hidden):
         f"model.backbone.pretrained_backbone_path={tmp_path / 'trained'}",
     ):
         other = [] if "backbone_path" in field else ["distill.teacher[0].name=other"]
-        assert decided(tmp_path, LITE, field, *other)[0] == (False, HALF, False, 0.0)
+        assert decided(None, LITE, field, *other)[0] == (False, HALF, False, 0.0)
 
 
 def test_heads_of_a_radio_file_keep_their_form(radio_student, tmp_path):
@@ -158,26 +154,17 @@ def test_heads_of_a_radio_file_keep_their_form(radio_student, tmp_path):
     export_weights(radio_student(), ExportFormat.radio, file, height=48, width=48)
     for name, mlp in (("clip", True), ("other", False)):
         fields = (f"train.pretrained_model_path={file}", f"distill.teacher[0].name={name}", "dataset.img_size=48")
-        values, told = decided(tmp_path, "radio", *fields)
+        values, told = decided(None, "radio", *fields)
         assert values[0] is mlp and "distill.use_mlp" in told
         assert values[1] == pytest.approx([0.4, 0.5, 0.6])
 
 
-def test_a_later_start_keeps_what_the_first_decided(files, tmp_path):
+def test_a_later_start_keeps_what_the_first_decided(files):
     """Also that of a version in which these fields had values."""
     before = spec_of(LITE, "distill.use_mlp=true", "model.backbone.freeze_norm=false",
                      "dataset.augmentation.mean=[0.485,0.456,0.406]", "dataset.augmentation.std=[0.229,0.224,0.225]",
                      "train.optim.head_warmup_epochs=0.5")  # fmt: skip
-    (tmp_path / "experiment.yaml").write_text(to_yaml(before))
-    again = (tmp_path, LITE, weights(files, LITE))
-    assert decided(*again)[0] == (False, HALF, True, 0.0)  # no checkpoint: the run begins
-    (tmp_path / "model_epoch_001").mkdir()
-    assert decided(*again) == ((True, [0.485, 0.456, 0.406], False, 0.5), [])
-    checkpoint = tmp_path / "model_epoch_001"
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    resumed = f"train.resume_training_checkpoint_path={checkpoint}"
-    assert decided(elsewhere, LITE, weights(files, LITE), resumed) == decided(*again)
+    assert decided(before, LITE, weights(files, LITE)) == ((True, [0.485, 0.456, 0.406], False, 0.5), [])
     spec = spec_of(LITE, weights(files, LITE), "distill.use_mlp=false")
-    settled, _ = decide(spec, student_architecture(spec, "distill", [], {}), tmp_path)
+    settled, _ = decide(spec, student_architecture(spec, "distill", [], {}), before)
     assert settled.distill.use_mlp is False  # what the spec says now stands

@@ -100,6 +100,20 @@ def test_a_lost_folder_goes_on_from_the_store(quiet_run, make_spec, distil, s3_s
     assert same(other.result.checkpoint, quiet_run.result.checkpoint, student_tensors)
 
 
+def test_a_lost_folder_goes_on_in_the_number_format_that_it_began_with(make_spec, distil, s3_store, tmp_path):
+    there = f"train.checkpoint_dir=s3://kept/{tmp_path.name}"
+    spec = make_spec(tmp_path / "run")
+    del spec["train"]["precision"]
+    first = distil(spec, there, "train.max_steps=4", "train.precision=bf16", "train.tf32=false")
+    shutil.rmtree(first.folder)
+    named = f"train.resume_training_checkpoint_path=s3://kept/{tmp_path.name}/distill/{NAMES[1]}"
+    for again in (distil(spec, there), distil(spec | {"results_dir": str(tmp_path / "other")}, named)):
+        kept = load_spec(again.folder / "experiment.yaml").train
+        assert again.result.resumed_from == 4 and (kept.precision.value, kept.tf32) == ("bf16", False)
+        if not torch.cuda.is_available():  # there bf16 is what a new run gets too
+            assert any("train.precision=bf16 (as this run began)" in line for line in again.lines)
+
+
 def test_a_store_that_refuses(make_spec, distil, s3_store, tmp_path, capfd):
     there = f"train.checkpoint_dir=s3://kept/{tmp_path.name}"
     spec = make_spec(tmp_path / "run")

@@ -7,24 +7,25 @@ from radioplat.design.automatic import Decision
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import Precision
+from radioplat.spec.schema.train import Precision, TrainConfig
 
 FIELD = "train.precision"
 
 
-def decide_precision(spec: Spec, workers: Resources, earlier: Spec | None) -> Decision | None:
+def decide_precision(spec: Spec, workers: Resources, earlier: TrainConfig | None) -> Decision | None:
     """Return the precision of all workers of a run, and the reason; None if the spec names it.
 
     The decision is made once for all ranks and all starts: workers of different precision would not train one student.
 
     Args:
         workers: of this machine or of the cluster, wherever this process runs.
-        earlier: the spec of an earlier start of the run, whose precision stays; None for a new run.
+        earlier: settings of an earlier start of the run, whose precision stays; the defaults if it wrote none, which
+            are fp32; None for a new run.
     """
     if spec.train.precision is not Precision.auto:
         return None
     if earlier is not None:
-        kept = precision_of(earlier.train)
+        kept = precision_of(earlier)
         new = _new(spec, workers)
         return Decision(FIELD, kept, "" if new.value is kept else "as this run began")
     return _new(spec, workers)

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from radioplat.data.order.order import SampleOrder
-from radioplat.design.automatic import Decision, earlier_spec
+from radioplat.design.automatic import Decision
 from radioplat.design.models import Models
 from radioplat.design.stages import total_steps
 from radioplat.design.views import run_views
@@ -33,7 +33,7 @@ def repeated_views(preflight: Preflight) -> None:
     spec, models, data = preflight.spec, preflight.models, preflight.data
     if spec.dataset.augmentation.views_per_image is not None or models is None or data is None:
         return
-    earlier = earlier_spec(spec, preflight.folder)
+    earlier = preflight.beginning.spec
     if earlier is not None:
         count, reason = earlier.dataset.augmentation.views_per_image or 0, ""
     else:

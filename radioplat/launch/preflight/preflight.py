@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from radioplat.design.stages import total_steps
 from radioplat.design.views import run_views
 from radioplat.design.workload.work import Work
 from radioplat.errors import Problem, RadioplatError, SpecError
+from radioplat.launch.preflight.beginning import Beginning, beginning
 from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.spec.resolved.teacher import student_view
 from radioplat.spec.schema.root import Spec
@@ -88,6 +90,11 @@ class Preflight:
     checkpoints: Survey | None = None
     work: Work | None = None
     _errors: list[RadioplatError] = field(default_factory=list)
+
+    @functools.cached_property
+    def beginning(self) -> Beginning:
+        """The traces of earlier starts of the run; looked for once."""
+        return beginning(self.spec, self.task, self.folder)
 
     @property
     def index_dir(self) -> Path:

@@ -13,7 +13,7 @@ from radioplat.data.detection.split import read_split
 from radioplat.data.index.build import build_index
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.sources import list_shards
-from radioplat.design.automatic import Decision, decide, earlier_spec, ema_decay, warmup_epochs
+from radioplat.design.automatic import Decision, decide, ema_decay, warmup_epochs
 from radioplat.design.detector import detector_architecture, detector_widths
 from radioplat.design.detector_teachers import teacher_file_problems
 from radioplat.design.head_fit import fit_steps, heads_to_fit
@@ -54,7 +54,7 @@ def contradictions(preflight: Preflight) -> Iterator[Problem]:
 def automatic(preflight: Preflight) -> Iterator[Problem]:
     """Decide settings of a taught student that the spec leaves unset; a run keeps the ``compat`` that it began with."""
     spec = preflight.spec
-    earlier = earlier_spec(spec, preflight.folder)
+    earlier = preflight.beginning.spec
     if earlier is not None and earlier.compat is not spec.compat:
         hint = "Set it back, or choose another results_dir."
         yield Problem(f"this run began with compat: {earlier.compat.value}", "compat", hint)
@@ -63,7 +63,7 @@ def automatic(preflight: Preflight) -> Iterator[Problem]:
         return
     with contextlib.suppress(RadioplatError):  # of the student or its weights: the next steps report it
         student = student_architecture(spec, preflight.task, [], {})
-        preflight.spec, decisions = decide(spec, student, preflight.folder)
+        preflight.spec, decisions = decide(spec, student, earlier)
         preflight.decide(*decisions)
 
 
@@ -98,7 +98,7 @@ def average(preflight: Preflight) -> None:
     train = preflight.spec.train
     if not train.enable_ema or train.ema_decay is not None or preflight.data is None:
         return
-    earlier = earlier_spec(preflight.spec, preflight.folder)
+    earlier = preflight.beginning.spec
     decay = earlier.train.ema_decay if earlier is not None else None
     if decay is None:
         decay = ema_decay(total_steps(preflight.spec, preflight.steps_per_epoch))
@@ -113,7 +113,7 @@ def warm_up(preflight: Preflight) -> None:
     taught = is_taught(preflight.task) and spec.model.task is ModelTask.features
     if spec.train.optim.warmup_epochs is not None or preflight.data is None or not taught:
         return
-    earlier = earlier_spec(spec, preflight.folder)
+    earlier = preflight.beginning.spec
     if earlier is not None:
         epochs = earlier.train.optim.warm_up
     elif epochs := warmup_epochs(spec, total_steps(spec, preflight.steps_per_epoch) / preflight.steps_per_epoch):

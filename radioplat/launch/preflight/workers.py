@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from radioplat.cluster.ray_cluster import cluster_resources, uses_ray
 from radioplat.cluster.resources import Resources
-from radioplat.design.automatic import Decision, earlier_spec
+from radioplat.design.automatic import Decision
 from radioplat.design.student import compiler_problems
 from radioplat.design.workload.pace import automatic_replicas
 from radioplat.design.workload.precision import decide_precision
 from radioplat.design.workload.work import Work, work_of
 from radioplat.errors import Problem, RadioplatError
 from radioplat.launch.preflight.preflight import Level, Preflight
-from radioplat.spec.resolved.precision import uses_tf32
 from radioplat.spec.schema.cluster import AUTO
 from radioplat.spec.schema.model import ModelTask
+from radioplat.spec.schema.train import TrainConfig
 
 
 def precision(preflight: Preflight) -> None:
@@ -28,11 +28,12 @@ def precision(preflight: Preflight) -> None:
         with contextlib.suppress(RadioplatError):  # of the cluster: the step `placement` reports it
             preflight.on_ray = uses_ray(spec)
             preflight.resources = cluster_resources(spec) if preflight.on_ray else Resources.this_machine()
-    earlier = earlier_spec(spec, preflight.folder)
+    beginning = preflight.beginning
+    earlier = beginning.spec.train if beginning.spec else TrainConfig() if beginning.begun else None
     preflight.spec = copy.deepcopy(spec)
     train = preflight.spec.train
     if train.tf32 is None:
-        train.tf32 = earlier is None or uses_tf32(earlier.train)
+        train.tf32 = earlier.tf32 if earlier else True
     decision = decide_precision(spec, preflight.resources or Resources.this_machine(), earlier)
     if decision is not None:
         train.precision = decision.value

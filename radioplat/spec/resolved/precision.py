@@ -15,5 +15,5 @@ def precision_of(train: TrainConfig) -> Precision:
 
 
 def uses_tf32(train: TrainConfig) -> bool:
-    """Return whether fp32 is computed as TF32 on GPUs; a start sets the field, and versions without it never did."""
+    """Return whether matrices are multiplied as TF32 on GPUs; a start sets the field for new runs."""
     return bool(train.tf32)

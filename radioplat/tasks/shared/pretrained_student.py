@@ -44,7 +44,7 @@ def pretrained_student(spec: Spec, path: Path, field: str) -> Path:
     spec.model.backbone.pretrained_backbone_path, spec.train.pretrained_model_path = str(path), None
     task, folder = command_with(teachers=True), Path(spec.results_dir) / FOLDER
     try:
-        spec, _ = decide(spec, student_architecture(spec, task, [], {}), folder)
+        spec, _ = decide(spec, student_architecture(spec, task, [], {}), None)
         architecture = student_architecture(spec, task, [], {})
         target = folder / f"{path.stem}-{_digest(path, architecture.to_json())}"
         if not target.exists():

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from radioplat.common.terminal import note
 from radioplat.data.loading.run_data import differing_fields, order_hash
-from radioplat.data.storage.files import absolute, stat_file
+from radioplat.data.storage.files import absolute, copy_file, stat_file
 from radioplat.design.run import Run
 from radioplat.errors import Problem, RadioplatError, WeightsError, problems_of
 from radioplat.models.weights.manifest import MANIFEST
@@ -134,6 +134,19 @@ def catch_up(run: Run, checkpoint: tuple[Path, RunState] | None) -> None:
             mirror.upload(checkpoint[0])
     except OSError as error:
         raise RadioplatError(f"cannot be used: {reason_of(error)}", where=FIELD, hint=_CREDENTIALS) from None
+
+
+def mirror_spec(run: Run, written: Path) -> None:
+    """Copy the run's spec with its decisions, the file ``written``, to the mirror: a start elsewhere keeps them.
+
+    Raises:
+        RadioplatError: the mirror cannot be written.
+    """
+    if (mirror := mirror_of(run.spec, run.task)) is not None:
+        try:
+            copy_file(str(written), f"{mirror.folder}/{written.name}")
+        except OSError as error:
+            raise RadioplatError(f"cannot be written: {reason_of(error)}", where=FIELD, hint=_CREDENTIALS) from None
 
 
 def unreachable(spec: Spec, task: str) -> list[Problem]:

@@ -12,10 +12,11 @@ def set_backends(train: TrainConfig, device: torch.device) -> None:
     """Set cuDNN's switches and, for a GPU, whether fp32 is multiplied as TF32; on a CPU fp32 stays what it is.
 
     TF32 rounds factors to 10 bits of fraction and sums in fp32. float64, in which statistics and heads are fitted, is
-    not concerned.
+    not concerned. A run that began with a version without ``train.tf32`` keeps torch's own setting, which that version
+    left alone: convolutions as TF32, other products in fp32.
     """
     torch.backends.cudnn.benchmark = train.cudnn.benchmark
     torch.backends.cudnn.deterministic = train.cudnn.deterministic
-    if device.type == "cuda":
+    if device.type == "cuda" and train.tf32 is not None:
         torch.set_float32_matmul_precision("high" if uses_tf32(train) else "highest")
         torch.backends.cudnn.allow_tf32 = uses_tf32(train)

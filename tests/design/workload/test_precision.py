@@ -39,7 +39,7 @@ def test_a_detector_is_trained_in_fp32():
 @pytest.mark.parametrize("given", ["fp32", "bf16", "fp16"])
 def test_a_precision_that_is_named_stands(given):
     spec = load_spec(None, [f"train.precision={given}"])
-    assert decide_precision(spec, workers(8, "H100"), load_spec(None)) is None
+    assert decide_precision(spec, workers(8, "H100"), load_spec(None).train) is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_precision_that_is_named_stands(given):
 )
 def test_a_run_keeps_what_it_began_with(began, kept):
     """`auto` in the spec of an earlier start: a version that had no such value, and computed in fp32."""
-    earlier = load_spec(None, [f"train.precision={began}"])
+    earlier = load_spec(None, [f"train.precision={began}"]).train
     on_gpus, on_cpus = (decide_precision(load_spec(None), workers(n, "H100"), earlier) for n in (8, 0))
     assert on_gpus.value is on_cpus.value is kept
     assert on_gpus.reason == ("" if kept is Precision.bf16 else "as this run began")

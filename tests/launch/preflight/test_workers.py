@@ -85,7 +85,7 @@ def test_a_run_of_a_version_without_these_fields_keeps_fp32(tmp_path, without_gp
     began(tmp_path, "\n".join(kept))
     found = preflight(tmp_path, "cluster.mode=local")
     found.take(workers.precision)
-    assert found.spec.train.precision is Precision.fp32 and found.spec.train.tf32 is False
+    assert found.spec.train.precision is Precision.fp32 and found.spec.train.tf32 is None
 
 
 def test_compiling_is_asked_of_the_workers(tmp_path, monkeypatch):

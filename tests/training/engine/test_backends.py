@@ -19,7 +19,14 @@ def as_before():
     cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before[1:]
 
 
-@pytest.mark.parametrize(("tf32", "matmul"), [("true", "high"), ("false", "highest"), ("auto", "highest")])
+def test_a_run_of_a_version_without_the_field_keeps_torch_s_own_switches():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    assert before[1], "torch multiplies convolutions as TF32 by default"
+    set_backends(load_spec(None).train, torch.device("cuda"))
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.mark.parametrize(("tf32", "matmul"), [("true", "high"), ("false", "highest")])
 def test_tf32_on_a_gpu(tf32, matmul):
     """The switches themselves need no GPU."""
     set_backends(load_spec(None, [f"train.tf32={tf32}"]).train, torch.device("cuda"))
