@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from radioplat.training.engine import process_group
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
+from radioplat.training.loop.garbage import free_memory
 from radioplat.training.loop.worker import OpenBatches, run_worker
 from radioplat.training.watch.rank_context import RankContext
 
@@ -78,9 +78,7 @@ def _run_and_restart(
             message = str(error)
         # After the except clause, because the error refers to frames that refer to the tensors that fill the memory.
         say(message)
-        gc.collect()
-        if context.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory(context.device)
     raise Stopped
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from radioplat.tracking.attempts.logs import attempt_folder, last_words
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import verified_state
+from radioplat.training.loop.trainer import Trainer
 from radioplat.training.watch.watchdog import HANG_EXIT
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
@@ -45,6 +47,23 @@ def jump(monkeypatch, step: int, factor: float) -> None:
 
 def messages(folder: Path) -> str:
     return "\n".join(line["message"] for line in read_status(folder / "status.json"))
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "ddp"])
+def test_a_roll_back_frees_the_engine_before_it_builds_the_next(make_spec, distil, tmp_path, monkeypatch, engine):
+    held: list[weakref.ref] = []
+    alive: list[int] = []
+    build = Trainer.build_engine
+
+    def counted(self) -> None:
+        alive.append(sum(ref() is not None for ref in held))
+        build(self)
+        held.extend(weakref.ref(master) for master in self.engine.masters())
+
+    monkeypatch.setattr(Trainer, "build_engine", counted)
+    jump(monkeypatch, 5, 100.0)
+    distil(make_spec(tmp_path), *EVERY_SECOND, *SPIKES, "train.spike.action=rollback", f"train.engine={engine}")
+    assert alive == [0, 0] and held
 
 
 def test_a_jump_is_rolled_back_to_the_last_checkpoint_and_its_span_left_out(

@@ -37,12 +37,9 @@ def beginning(spec: Spec, task: str, folder: Path) -> Beginning:
     Raises:
         RadioplatError: a spec is there but cannot be read.
     """
-    found = Beginning()
-    for place in _places(spec, task, folder):
-        if (earlier := _written(f"{place}/{EXPERIMENT}")) is not None:
-            return Beginning(True, earlier)
-        found = Beginning(True)
-    return found
+    places = _places(spec, task, folder)
+    written = (_written(f"{place}/{EXPERIMENT}") for place in places)
+    return Beginning(bool(places), next((earlier for earlier in written if earlier is not None), None))
 
 
 def _places(spec: Spec, task: str, folder: Path) -> list[str]:

@@ -182,15 +182,15 @@ class _Request:
                 self._closed()
                 teacher._restarted.add(self._replica._actor_id)
                 self._send()
+            except _LOST:
+                self._closed()
+                teacher.forget_replicas()
+                self._send()
             except ray.exceptions.RayTaskError as error:
                 self._closed()
                 if known := wrapped_error(error):  # without Ray's traceback in its message
                     raise known from None
                 raise
-            except _LOST:
-                self._closed()
-                teacher.forget_replicas()
-                self._send()
 
     def _look_after(self, lost_since: float | None) -> float | None:
         """Check a late result: wait if the replica is working, else restart it or wait for its restart."""

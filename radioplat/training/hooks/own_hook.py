@@ -57,6 +57,7 @@ class OwnHook(StepHook):
         hook = self._guarded("__init__", build, SpecError)()
         calls = {method: getattr(hook, method) for method in _METHODS}
         calls["figures"] = lambda: {str(name): float(value) for name, value in hook.figures().items()}
+        calls["sums"] = lambda: {str(name): float(value) for name, value in hook.sums().items()}
         calls["state_dict"] = lambda: _storable(hook.state_dict())
         for method, call in calls.items():
             guarded = self._guarded(method, call)

@@ -6,6 +6,8 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+import torch
+
 EVERY = 50  # steps between two collections
 
 
@@ -25,6 +27,13 @@ def collected_at_steps() -> Iterator[None]:
         gc.unfreeze()
         if automatic:
             gc.enable()
+
+
+def free_memory(device: torch.device) -> None:
+    """Free what only cycles of objects hold, and return unused memory to the GPU, before something large is built."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def collect_at(step: int) -> None:

@@ -16,6 +16,7 @@ from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
+from radioplat.training.loop.garbage import free_memory
 from radioplat.training.loop.trainer import Trainer
 from radioplat.training.targets.first_pass import FirstPass
 from radioplat.training.watch.rank_context import RankContext
@@ -81,9 +82,11 @@ def run_worker(
             feeder = stack.enter_context(feed(stop))
         while (back := worker.train(feeder)) is not None:
             worker.close()
-            worker = None  # free its memory for the next trainer
-            persistence = Persistence(run, context.rank, context.world_size)
+            worker.engine.close()
+            worker = None
+            persistence = Persistence(run, context.rank, context.world_size)  # the last one held the model
             persistence.state.attempt = attempt
+            free_memory(context.device)
             worker = Trainer(run, context, persistence, *outer)
             worker.build_engine()
             worker.go_on_at(back)

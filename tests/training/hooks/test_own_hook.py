@@ -31,6 +31,11 @@ class NoSecondStep(StepHook):
         return StepDecision("the user says so", "own_reason") if step == 1 else StepDecision()
 
 
+class NoNumber(StepHook):
+    def sums(self):
+        return {"seen": "many"}
+
+
 class SkipsWhatIsNotSmall(StepHook):
     def losses(self, step, batch, losses, last):
         small = bool(losses["loss"] < 1e6)
@@ -145,6 +150,12 @@ def test_an_error_in_it_names_hook_and_field(spec):
     with pytest.raises(TrainingError, match="others:Broken.end_step raised ZeroDivisionError: of the user") as caught:
         radioplat.train(spec("run", LABELS, "others:Broken"), say=lambda line: None)
     assert caught.value.problems[0].where == "train.hooks[1]"
+
+
+def test_a_sum_that_is_no_number_names_hook_and_field(spec):
+    with pytest.raises(TrainingError, match="others:NoNumber.sums raised ValueError") as caught:
+        radioplat.train(spec("run", "others:NoNumber"), say=lambda line: None)
+    assert caught.value.problems[0].where == "train.hooks[0]"
 
 
 @pytest.mark.parametrize(

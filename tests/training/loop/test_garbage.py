@@ -6,8 +6,9 @@ import gc
 import weakref
 
 import pytest
+import torch
 
-from radioplat.training.loop.garbage import EVERY, collect_at, collected_at_steps
+from radioplat.training.loop.garbage import EVERY, collect_at, collected_at_steps, free_memory
 
 
 class Node:
@@ -40,3 +41,10 @@ def test_the_process_is_afterwards_as_it_was(automatic):
         assert gc.isenabled() is automatic and gc.get_freeze_count() == 0
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_cycle_is_freed_before_something_large_is_built():
+    with collected_at_steps():
+        seen = weakref.ref(Node())
+        free_memory(torch.device("cpu"))
+        assert seen() is None
