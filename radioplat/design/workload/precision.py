@@ -24,11 +24,11 @@ def decide_precision(spec: Spec, workers: Resources, earlier: TrainConfig | None
     """
     if spec.train.precision is not Precision.auto:
         return None
-    if earlier is not None:
-        kept = precision_of(earlier)
-        new = _new(spec, workers)
-        return Decision(FIELD, kept, "" if new.value is kept else "as this run began")
-    return _new(spec, workers)
+    new = _new(spec, workers)
+    if earlier is None:
+        return new
+    kept = precision_of(earlier)
+    return Decision(FIELD, kept, "" if new.value is kept else "as this run began")
 
 
 def _new(spec: Spec, workers: Resources) -> Decision:

@@ -54,7 +54,7 @@ def _slow_arithmetic(preflight: Preflight) -> Iterator[str]:
             "bf16 with auto"
         )
     if not uses_tf32(spec.train):
-        yield "train.tf32 is false: products that stay fp32, of losses and transforms, do not use the tensor cores"
+        yield "train.tf32 is not true: products that stay fp32, of losses and transforms, do not use the tensor cores"
     if spec.train.cudnn.deterministic and convolves(build_on_meta(models.architecture).backbone):
         yield "train.cudnn.deterministic is true: the student's convolutions do not get cuDNN's fastest algorithms"
 
@@ -121,10 +121,10 @@ def pace(preflight: Preflight) -> None:
             f"{UTILISATION * balance.student:.0%} for the student"
         )
         busy = spec.dataset.batch_size * work.of_worker / (UTILISATION * peak)
-        if busy < LEAST_BUSY_S:
+        if busy < LEAST_BUSY_S and spec.train.engine is EngineName.deepspeed:
             preflight.warnings.append(
                 f"dataset.batch_size is {spec.dataset.batch_size}: a GPU computes such a micro-batch in about "
-                f"{busy * 1e3:.2g} ms, less than Python needs to start it (about {LEAST_BUSY_S * 1e3:g} ms); raise it "
+                f"{busy * 1e3:.2g} ms, less than DeepSpeed's Python needs to start it (about {LEAST_BUSY_S * 1e3:g} ms); raise it "
                 "if memory allows"
             )
     if balance.needed:
