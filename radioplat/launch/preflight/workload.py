@@ -124,8 +124,8 @@ def pace(preflight: Preflight) -> None:
         if busy < LEAST_BUSY_S and spec.train.engine is EngineName.deepspeed:
             preflight.warnings.append(
                 f"dataset.batch_size is {spec.dataset.batch_size}: a GPU computes such a micro-batch in about "
-                f"{busy * 1e3:.2g} ms, less than DeepSpeed's Python needs to start it (about {LEAST_BUSY_S * 1e3:g} ms); "
-                "raise it if memory allows"
+                f"{busy * 1e3:.2g} ms, less than DeepSpeed's Python needs to start it (about "
+                f"{LEAST_BUSY_S * 1e3:g} ms); raise it if memory allows"
             )
     if balance.needed:
         preflight.facts["replicas"] = ", ".join(
