@@ -16,6 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes depends on what else runs on the machine: that is no property of the code.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 SECONDS_BY_FILE: Counter[str] = Counter()
 IMPORTED = 0  # modules when garbage collection last left out what there was
