@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.interleave import wait
@@ -47,30 +49,72 @@ def shares(student: list[Interval], teachers: list[Interval], wall: float) -> di
     }
 
 
-def look(step: Callable[[], object], steps: int, micro_batches: int, device: str) -> dict[str, Any]:
-    """Profile ``steps`` steps, and count the host's waits in as many others; all figures are None on a CPU.
+class Recording:
+    """The kernels between :meth:`start` and :meth:`stop`; nothing is recorded on a CPU.
 
     Kernels that are launched inside a range named :data:`TEACHER` are the teachers', all others the student's.
     """
-    if device != "cuda":
-        return dict(NOTHING)
-    count = steps * micro_batches
-    waits = host_syncs(step, steps)
-    wait(device)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
-        begin = time.perf_counter()
+
+    def __init__(self, device: str) -> None:
+        self._device, self._profile, self._begin = device, None, 0.0
+
+    def start(self) -> None:
+        """Begin to record, in all threads."""
+        if self._device == "cuda":
+            wait(self._device)
+            threads = _ExperimentalConfig(profile_all_threads=True)
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], experimental_config=threads
+            )
+            self._profile.start()
+            self._begin = time.perf_counter()
+
+    def stop(self, micro_batches: int) -> dict[str, Any]:
+        """Return the figures of ``micro_batches`` of this rank; all are None on a CPU."""
+        if self._profile is None:
+            return dict(NOTHING)
+        wait(self._device)
+        wall = time.perf_counter() - self._begin
+        self._profile.stop()
+        found = kernels(self._profile.profiler.kineto_results.events(), wall)
+        self._profile = None
+        for name in ("launches", "kernels"):
+            found[f"{name}_per_micro_batch"] = found.pop(name) / micro_batches
+        return {**NOTHING, **found}
+
+
+class HostSyncs:
+    """Count how often the host waits for the device, as torch's debug mode reports it, until :meth:`stop`."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda, self._stack, self._heard = device == "cuda", contextlib.ExitStack(), list[Any]()
+
+    def start(self) -> None:
+        """Begin to count, in all threads."""
+        if self._cuda:
+            self._heard = self._stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+
+    def stop(self, micro_batches: int) -> dict[str, float | None]:
+        """Return the waits for each of ``micro_batches``; None on a CPU."""
+        if not self._cuda:
+            return {"host_syncs_per_micro_batch": None}
+        torch.cuda.set_sync_debug_mode("default")
+        self._stack.close()
+        heard = sum(_WAITS in str(warning.message) for warning in self._heard)
+        return {"host_syncs_per_micro_batch": heard / micro_batches}
+
+
+def look(step: Callable[[], object], steps: int, micro_batches: int, device: str) -> dict[str, Any]:
+    """Record ``steps`` steps, and count the host's waits in as many others; see :class:`Recording`."""
+    found: dict[str, Any] = {}
+    for watch in (Recording(device), HostSyncs(device)):
+        watch.start()
         for _ in range(steps):
             step()
-        wait(device)
-        wall = time.perf_counter() - begin
-    found = kernels(recorded.profiler.kineto_results.events(), wall)
-    launches, ran = found.pop("launches"), found.pop("kernels")
-    return {
-        **found,
-        "launches_per_micro_batch": launches / count,
-        "kernels_per_micro_batch": ran / count,
-        "host_syncs_per_micro_batch": waits / count,
-    }
+        found |= watch.stop(steps * micro_batches)
+    return found
 
 
 def kernels(events: Iterable[Any], wall: float) -> dict[str, Any]:
@@ -101,19 +145,6 @@ def kernels(events: Iterable[Any], wall: float) -> dict[str, Any]:
         span = event.start_ns() / 1e9, (event.start_ns() + event.duration_ns()) / 1e9
         (theirs if event.correlation_id() in of_teachers else mine).append(span)
     return {**shares(mine, theirs, wall), "launches": len(launched), "kernels": len(mine) + len(theirs)}
-
-
-def host_syncs(step: Callable[[], object], steps: int) -> int:
-    """Return how often ``steps`` steps made the host wait for the device, as torch's debug mode reports it."""
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            for _ in range(steps):
-                step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum(_WAITS in str(warning.message) for warning in heard)
 
 
 class Parts:
