@@ -88,7 +88,7 @@ def _peak_of(setting: Setting) -> int:
     """Return the bytes that two steps take at most; -1 if the memory is not enough."""
     reset_peak(setting.device)
     try:
-        loop = by_hand(setting)
+        loop = by_hand(setting, alone=True)  # a rank whose memory is not enough must not leave others in a collective
         for _ in range(2):
             loop.step()
         wait(setting.device)
@@ -142,7 +142,9 @@ def student(setting: Setting) -> dict[str, Any]:
     narrow = torch.autocast(setting.device, torch.bfloat16, enabled=setting.precision == "bf16")
     wanted = frozenset({"summary", "spatial"})
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    whole = nn.parallel.DistributedDataParallel(_Alone(backbone, wanted)) if setting.gpus > 1 else _Alone(backbone, wanted)
+    whole = (
+        nn.parallel.DistributedDataParallel(_Alone(backbone, wanted)) if setting.gpus > 1 else _Alone(backbone, wanted)
+    )
 
     def step() -> None:
         for place in range(setting.micro_batches):

@@ -105,6 +105,8 @@ class Turns(StepHook):
             plan.times["ours"].append((self._now() - begin) / counts["ours"])
             self._timed = False
             if plan.by_hand is not None:
+                for _ in range(plan.left_out + 1):  # until the feeder has filled its queue, and stands still
+                    plan.by_hand()
                 plan.times["by_hand"].append(block(plan.by_hand, counts["by_hand"], device))
         self._summarise()
         for watch in (Recording(device), HostSyncs(device)):

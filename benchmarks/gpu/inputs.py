@@ -37,7 +37,10 @@ def write_shards(setting: Setting) -> Path:
         with tarfile.open(aside / f"{shard}.tar", "w") as tar:
             for number in range(shard, IMAGES, SHARDS):
                 label = str(number % CLASSES).encode()
-                for name, content in ((f"{number:05d}.jpg", contents[number % DIFFERENT]), (f"{number:05d}.cls", label)):
+                for name, content in (
+                    (f"{number:05d}.jpg", contents[number % DIFFERENT]),
+                    (f"{number:05d}.cls", label),
+                ):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
@@ -75,7 +78,9 @@ def decode(setting: Setting) -> dict[str, Any]:
         """Decode a micro-batch as torchvision's datasets do."""
         for i in range(setting.batch):
             image = Image.open(io.BytesIO(contents[(number + i) % DIFFERENT])).convert("RGB")
-            np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=(0, 0, image.width // 2, image.height)))
+            np.asarray(
+                image.resize((size, size), Image.Resampling.BILINEAR, box=(0, 0, image.width // 2, image.height))
+            )
 
     times: dict[str, list[float]] = {"ours": [], "by_hand": []}
     number, each = 0, setting.seconds / ROUNDS / 2

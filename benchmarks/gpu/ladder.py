@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,15 @@ def climb(setting: Setting, names: list[str], write: Write) -> dict[str, Any]:
             results |= {name: {"unmeasured": "the time was used up"} for name in group}
         else:
             limit = min(left, START_S + 4 * setting.seconds * len(group))
-            results |= run_group(setting, group, limit, lambda found: write(results | found))
+            before = dict(results)
+            results |= run_group(setting, group, limit, partial(_write_both, write, before))
         setting = with_results(setting, results)
         write(results)
     return results
+
+
+def _write_both(write: Write, before: dict[str, Any], found: dict[str, Any]) -> None:
+    write(before | found)
 
 
 def with_results(setting: Setting, results: dict[str, Any]) -> Setting:

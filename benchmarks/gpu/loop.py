@@ -64,6 +64,7 @@ class Loop:
         student: arguments of ``timm.create_model``.
         widths: of the teachers' features; empty for a student alone.
         teachers: arguments of ``timm.create_model`` and pixels a side, if the loop computes them itself.
+        alone: whether ranks do not exchange gradients.
         host: whether images and targets begin in pinned host memory.
         low: compute in bf16.
     """
@@ -71,15 +72,18 @@ class Loop:
     def __init__(
         self, device: torch.device, student: dict[str, Any], size: int, widths: list[int], sides: list[int],
         batch: int, micro_batches: int, low: bool, compiles: bool, host: bool = False,
-        teachers: list[tuple[dict[str, Any], int]] | None = None,
+        teachers: list[tuple[dict[str, Any], int]] | None = None, alone: bool = False,
     ) -> None:  # fmt: skip
         self.device, self.micro_batches = device, micro_batches
         self._narrow = torch.autocast(device.type, torch.bfloat16, enabled=low)
-        self._cuda, self._ranks = device.type == "cuda", dist.is_initialized() and dist.get_world_size() > 1
+        self._cuda = device.type == "cuda"
+        self._ranks = not alone and dist.is_initialized() and dist.get_world_size() > 1
         module: nn.Module = Taught(student, widths).to(device).train()
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=self._cuda or None)
         self._parameters = list(module.parameters())
-        self.module = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True) if self._ranks else module
+        self.module = (
+            nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True) if self._ranks else module
+        )
         self._run = torch.compile(self.module, dynamic=False) if compiles else self.module
         self._teachers, asked = [], teachers or []
         for arguments, _ in asked:

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import record_function
 
 from benchmarks.gpu import hook
-from benchmarks.gpu.bare import by_hand, gflop_of, peak_memory, reset_peak, with_mfu
+from benchmarks.gpu.bare import ENGINES, by_hand, gflop_of, peak_memory, reset_peak, with_mfu
 from benchmarks.gpu.inputs import write_shards
 from benchmarks.gpu.interleave import speeds
 from benchmarks.gpu.models import spec_of, write_weights
@@ -38,7 +38,6 @@ from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.loop.worker import OpenBatches, run_worker
 from radioplat.training.watch.rank_context import RankContext
 
-COMPUTED = ("inline", "decoding")  # rungs whose teachers compute on the students' GPUs, in their processes
 ENDLESS = 1_000_000  # steps; the hook ends the run
 DIFFERENT = 4  # micro-batches of pixels, and answers
 SAVES, SAVE_EVERY = 3, 4  # of `stalls`
@@ -105,7 +104,12 @@ def rung(setting: Setting, kind: str) -> dict[str, Any]:
         _go(run, context, clients, _decoded(run, context) if kind == "decoding" else _in_memory(run, context), plan)
     gflop = gflop_of(setting, teachers=computes)
     found = with_mfu(speeds(plan.times, setting.images_a_step), setting, gflop)
-    return {**found, **plan.figures, "engine": run.spec.train.engine.value, "peak_memory_bytes_of_both": peak_memory(setting.device)}
+    return {
+        **found,
+        **plan.figures,
+        "engine": setting.engine,
+        "peak_memory_bytes_of_both": peak_memory(setting.device),
+    }
 
 
 def stalls(setting: Setting) -> dict[str, Any]:
@@ -145,7 +149,7 @@ def _spec(setting: Setting, kind: str) -> Spec:
     if setting.gpus == 1 or torch.distributed.get_rank() == 0:
         write_shards(setting)
     collectives.barrier()
-    spec = spec_of(setting)
+    spec = spec_of(setting, *ENGINES[setting.engine])
     source = TarSource(str(write_shards(setting)), steps_per_epoch=ENDLESS)
     dataset = dataclasses.replace(
         spec.dataset, workers=_decoders(setting), train_dataset=SplitConfig(tar_data_sources=[source])
@@ -223,7 +227,11 @@ def _in_actors(setting: Setting, run: Run, context: RankContext) -> Iterator[dic
     def start() -> str:
         """Start the cluster."""
         gpus = setting.gpus if setting.device == "cuda" else 0
-        return str(ray.init(address="local", num_gpus=gpus, include_dashboard=False, logging_level="error").address_info["address"])
+        return str(
+            ray.init(address="local", num_gpus=gpus, include_dashboard=False, logging_level="error").address_info[
+                "address"
+            ]
+        )
 
     address = collectives.from_first(start)
     if context.rank:
@@ -231,9 +239,7 @@ def _in_actors(setting: Setting, run: Run, context: RankContext) -> Iterator[dic
 
     def pools() -> dict[str, Any]:
         """Start the pools, and wait for them."""
-        started = {
-            t.name: start_pool(t, run.grids[t.name], t.service.num_gpus or 0.0) for t in run.frozen_teachers
-        }
+        started = {t.name: start_pool(t, run.grids[t.name], t.service.num_gpus or 0.0) for t in run.frozen_teachers}
         for pool in started.values():
             await_pool(pool)
         return started
@@ -292,5 +298,3 @@ def _decoded(run: Run, context: RankContext) -> OpenBatches:
 
 def _numbers(schedule: Any, rank: int, start: int, stop: int) -> Iterator[int]:
     return (number for step in range(start, stop) for number in schedule.of_rank(step, rank))
-
-

@@ -72,6 +72,7 @@ class Setting:
         compiles: whether students and teachers are compiled.
         why_eager: the reason if they are not.
         scratch: a folder for weights and images of this start.
+        engine: of the rungs that run the training loop, a key of :data:`benchmarks.gpu.bare.ENGINES`.
         gflop: operations of an image, as :func:`benchmarks.gpu.flops.count` returns them.
         peak: published bf16 operations a second of a GPU; None if it is not known.
     """
@@ -88,6 +89,7 @@ class Setting:
     compiles: bool
     why_eager: str
     scratch: str
+    engine: str = "ddp"
     gflop: dict[str, Any] = field(default_factory=dict)
     peak: float | None = None
 

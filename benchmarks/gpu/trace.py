@@ -128,9 +128,7 @@ def kernels(events: Iterable[Any], wall: float) -> dict[str, Any]:
     host, device = [], []
     for event in events:
         (host if event.device_type() == torch.autograd.DeviceType.CPU else device).append(event)
-    ranges = [
-        (e.start_thread_id(), e.start_ns(), e.start_ns() + e.duration_ns()) for e in host if e.name() == TEACHER
-    ]
+    ranges = [(e.start_thread_id(), e.start_ns(), e.start_ns() + e.duration_ns()) for e in host if e.name() == TEACHER]
     launched = [e for e in host if e.name().startswith(_LAUNCHES)]
 
     def inside(event: Any) -> bool:
