@@ -22,20 +22,22 @@ IMAGES, SHARDS, DIFFERENT = 512, 4, 32
 CLASSES = 8
 
 
-def write_shards(setting: Setting) -> Path:
+def write_shards(setting: Setting, images: int = IMAGES) -> Path:
     """Write JPEGs of smooth noise, with labels, into tar shards, unless they are there; return the folder.
 
-    Noise of a quarter of the resolution is about as large as a photograph: white noise would decode more slowly.
+    Folders of other numbers of images have other images. Noise of a quarter of the resolution is about as large as a
+    photograph: white noise would decode more slowly.
     """
-    folder = Path(setting.scratch) / "shards"
+    folder = Path(setting.scratch) / f"shards_{images}"
     if folder.exists():
         return folder
     aside = folder.with_suffix(".part")
     aside.mkdir(exist_ok=True)
-    contents = [_jpeg(number, SIDES if setting.device == "cuda" else CPU_SIDES) for number in range(DIFFERENT)]
+    sides = SIDES if setting.device == "cuda" else CPU_SIDES
+    contents = [_jpeg(images + number, sides) for number in range(DIFFERENT)]
     for shard in range(SHARDS):
         with tarfile.open(aside / f"{shard}.tar", "w") as tar:
-            for number in range(shard, IMAGES, SHARDS):
+            for number in range(shard, images, SHARDS):
                 label = str(number % CLASSES).encode()
                 for name, content in (
                     (f"{number:05d}.jpg", contents[number % DIFFERENT]),

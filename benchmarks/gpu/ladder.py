@@ -37,17 +37,17 @@ GROUPS: tuple[tuple[str, ...], ...] = (
 NAMES = [name for group in GROUPS for name in group]
 ON_RAY = ("store", "nixl")  # start a Ray cluster on this machine
 SINGLE = ("decode", "latency")  # of one process, whatever the number of GPUs
-WHOLE_S = 580.0  # longest duration of all: under ten minutes
-START_S = 150.0  # of a process: imports, models and compilation, also on a busy machine
+START_SHARE = 0.25  # of the limit, for one process's imports, models and compilation
 LEAST_S = 10.0  # left of the time, to start a process
 
 Write = Callable[[dict[str, Any]], None]
 
 
-def climb(setting: Setting, names: list[str], write: Write) -> dict[str, Any]:
+def climb(setting: Setting, names: list[str], limit: float, write: Write) -> dict[str, Any]:
     """Run the rungs ``names``; return the results by name.
 
     Args:
+        limit: seconds of wall time for everything; a rung for which none are left is ``unmeasured``.
         write: called with the results so far after each group, and while a group runs.
     """
     begin = time.monotonic()
@@ -56,13 +56,13 @@ def climb(setting: Setting, names: list[str], write: Write) -> dict[str, Any]:
     setting = dataclasses.replace(setting, seconds=setting.seconds / max(1, sum(map(len, groups)) + 1))
     results: dict[str, Any] = {}
     for group in groups:
-        left = begin + WHOLE_S - time.monotonic()
+        left = begin + limit - time.monotonic()
         if left < LEAST_S:
             results |= {name: {"unmeasured": "the time was used up"} for name in group}
         else:
-            limit = min(left, START_S + 4 * setting.seconds * len(group))
+            most = min(left, START_SHARE * limit + 4 * setting.seconds * len(group))
             before = dict(results)
-            results |= run_group(setting, group, limit, partial(_write_both, write, before))
+            results |= run_group(setting, group, most, partial(_write_both, write, before))
         setting = with_results(setting, results)
         write(results)
     return results

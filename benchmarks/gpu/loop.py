@@ -78,7 +78,9 @@ class Loop:
         self._narrow = torch.autocast(device.type, torch.bfloat16, enabled=low)
         self._cuda = device.type == "cuda"
         self._ranks = not alone and dist.is_initialized() and dist.get_world_size() > 1
-        module: nn.Module = Taught(student, widths).to(device).train()
+        with device:  # random weights are drawn there: a core would take seconds for a large model
+            module: nn.Module = Taught(student, widths).train()
+            made_teachers = [timm.create_model(**arguments, num_classes=0).eval() for arguments, _ in teachers or []]
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=self._cuda or None)
         self._parameters = list(module.parameters())
         self.module = (
@@ -86,9 +88,8 @@ class Loop:
         )
         self._run = torch.compile(self.module, dynamic=False) if compiles else self.module
         self._teachers, asked = [], teachers or []
-        for arguments, _ in asked:
-            model = timm.create_model(**arguments, num_classes=0).eval().requires_grad_(False)
-            model = model.to(device, torch.bfloat16 if low else torch.float32)
+        for model in made_teachers:
+            model = model.requires_grad_(False).to(torch.bfloat16 if low else torch.float32)
             self._teachers.append((model, torch.compile(features, dynamic=False) if compiles else features))
         shapes = [size, *(pixels for _, pixels in asked)]
         place = torch.device("cpu") if host else device

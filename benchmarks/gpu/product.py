@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from benchmarks.gpu import hook
 from benchmarks.gpu.bare import ENGINES, by_hand, gflop_of, peak_memory, reset_peak, with_mfu
-from benchmarks.gpu.inputs import write_shards
+from benchmarks.gpu.inputs import IMAGES, write_shards
 from benchmarks.gpu.interleave import speeds
 from benchmarks.gpu.models import spec_of, write_weights
 from benchmarks.gpu.setting import Setting, Unmeasured
@@ -40,7 +40,8 @@ from radioplat.training.watch.rank_context import RankContext
 
 ENDLESS = 1_000_000  # steps; the hook ends the run
 DIFFERENT = 4  # micro-batches of pixels, and answers
-SAVES, SAVE_EVERY = 3, 4  # of `stalls`
+SAVES, SAVE_EVERY, EVERY = 2, 3, 2  # of `stalls`: validations; steps between checkpoints; checkpoints to a validation
+HELD_OUT, BANK = 64, 4  # images of a validation, and micro-batches of images with which they are compared
 
 
 class Known:
@@ -113,26 +114,37 @@ def rung(setting: Setting, kind: str) -> dict[str, Any]:
 
 
 def stalls(setting: Setting) -> dict[str, Any]:
-    """Seconds by which a checkpoint makes a step longer, and the share of the time at one every 20 steps."""
+    """Seconds by which a checkpoint, and one with a validation by kNN, make a step longer."""
     spec = _spec(setting, "copies")
+    held_out = SplitConfig(tar_data_sources=[TarSource(str(_shards(setting, HELD_OUT)))])
+    dataset = dataclasses.replace(spec.dataset, val_dataset=held_out, knn_validation=True, knn_max_train_batches=BANK)
+    [source] = spec.dataset.train_dataset.tar_data_sources
+    source.steps_per_epoch = EVERY * SAVE_EVERY  # a validation follows each epoch
     train = dataclasses.replace(
-        spec.train, checkpoint_interval=SAVE_EVERY, checkpoint_interval_unit=IntervalUnit.step, keep_last=1
+        spec.train,
+        num_epochs=ENDLESS,
+        max_steps=None,
+        checkpoint_interval=SAVE_EVERY,
+        checkpoint_interval_unit=IntervalUnit.step,
+        keep_last=1,
     )
-    run, context = _prepared(setting, dataclasses.replace(spec, train=train), "stalls")
-    plan = hook.Plan(setting.device, None, setting.seconds, setting.micro_batches, 0, steps=SAVES * SAVE_EVERY)
+    run, context = _prepared(setting, dataclasses.replace(spec, train=train, dataset=dataset), "stalls")
+    steps = SAVES * EVERY * SAVE_EVERY
+    plan = hook.Plan(setting.device, None, setting.seconds, setting.micro_batches, 0, steps=steps)
     with _clients(setting, run, context, "copies") as clients:
         _go(run, context, clients, _in_memory(run, context), plan)
-    saving = [seconds for number, seconds in plan.periods.items() if (number + 1) % SAVE_EVERY == 0]
-    others = [seconds for number, seconds in plan.periods.items() if (number + 1) % SAVE_EVERY]
-    step, stall = statistics.median(others), statistics.median(saving) - statistics.median(others)
-    return {
-        "step_ms": 1e3 * step,
-        "checkpoint_stall_ms": 1e3 * stall,
-        "checkpoint_stall_spread_ms": [1e3 * (seconds - step) for seconds in (min(saving), max(saving))],
-        "share_at_every_20_steps": stall / (20 * step + stall),
-        "validation_stall_ms": None,
-        "validation_note": "unmeasured: a validation needs held-out images and a checkpoint of a real run",
-    }
+    kinds: dict[str, list[float]] = {"step": [], "checkpoint": [], "validation": []}
+    for number, seconds in plan.periods.items():
+        saves, validates = (number + 1) % SAVE_EVERY == 0, (number + 1) % (EVERY * SAVE_EVERY) == 0
+        kinds["validation" if validates else "checkpoint" if saves else "step"].append(1e3 * seconds)
+    step = statistics.median(kinds["step"])
+    found: dict[str, Any] = {"step_ms": step}
+    for kind in ("checkpoint", "validation"):
+        longer = [ms - step for ms in kinds[kind]]
+        found |= {f"{kind}_stall_ms": statistics.median(longer), f"{kind}_stall_spread_ms": [min(longer), max(longer)]}
+    share = found["checkpoint_stall_ms"] / (20 * step + found["checkpoint_stall_ms"])
+    images = {"held_out": HELD_OUT, "bank": min(IMAGES, BANK * setting.batch)}
+    return {**found, "checkpoint_share_at_every_20_steps": share, "validation_images": images}
 
 
 def _refuse(setting: Setting, kind: str) -> None:
@@ -146,11 +158,8 @@ def _refuse(setting: Setting, kind: str) -> None:
 
 def _spec(setting: Setting, kind: str) -> Spec:
     """Return the spec of a run without end over the shards."""
-    if setting.gpus == 1 or torch.distributed.get_rank() == 0:
-        write_shards(setting)
-    collectives.barrier()
     spec = spec_of(setting, *ENGINES[setting.engine])
-    source = TarSource(str(write_shards(setting)), steps_per_epoch=ENDLESS)
+    source = TarSource(str(_shards(setting, IMAGES)), steps_per_epoch=ENDLESS)
     dataset = dataclasses.replace(
         spec.dataset, workers=_decoders(setting), train_dataset=SplitConfig(tar_data_sources=[source])
     )
@@ -167,6 +176,11 @@ def _spec(setting: Setting, kind: str) -> Spec:
     return dataclasses.replace(
         spec, dataset=dataset, train=train, feature_cache=cache, teachers=teachers, results_dir=folder
     )
+
+
+def _shards(setting: Setting, images: int) -> Path:
+    """Return the folder of so many images, written by rank 0."""
+    return Path(collectives.from_first(lambda: str(write_shards(setting, images))))
 
 
 def _decoders(setting: Setting) -> int:

@@ -70,7 +70,7 @@ def main() -> None:
     _join(setting)
     for name in sys.argv[3:]:
         begin = time.monotonic()
-        found = _guarded(RUNGS[name], setting)
+        found = _fitting(RUNGS[name], setting)
         if name == "batch" and "batch" in found:
             setting = dataclasses.replace(setting, batch=found["batch"])
         if os.environ["RANK"] == "0":
@@ -88,6 +88,15 @@ def _join(setting: Setting) -> None:
     if setting.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if setting.device == "cuda" else "gloo", timeout=_TIMEOUT)
+
+
+def _fitting(rung: Rung, setting: Setting) -> dict[str, Any]:
+    """Run a rung, with half the micro-batch while the memory is not enough; only with one rank, as ranks must agree."""
+    while True:
+        found = _guarded(rung, setting)
+        if not found.get("out_of_memory") or setting.gpus > 1 or setting.batch < 2:
+            return {"batch": setting.batch, **found}
+        setting = dataclasses.replace(setting, batch=setting.batch // 2)
 
 
 def _guarded(rung: Rung, setting: Setting) -> dict[str, Any]:
