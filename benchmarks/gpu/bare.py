@@ -211,7 +211,8 @@ def engine(setting: Setting, name: str) -> dict[str, Any]:
             step()
         found["parts_ms"] = parts.milliseconds(LOOKED_AT)
         parts.stop()
-        return found | trace.look(step, LOOKED_AT, setting.micro_batches, setting.device)
+        seconds = found["ours"]["step_ms"] / 1e3
+        return found | trace.look(step, LOOKED_AT, setting.micro_batches, setting.device, seconds)
 
 
 @contextlib.contextmanager

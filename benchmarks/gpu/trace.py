@@ -56,7 +56,7 @@ class Recording:
     """
 
     def __init__(self, device: str) -> None:
-        self._device, self._profile, self._begin = device, None, 0.0
+        self._device, self._profile = device, None
 
     def start(self) -> None:
         """Begin to record, in all threads."""
@@ -67,14 +67,16 @@ class Recording:
                 activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], experimental_config=threads
             )
             self._profile.start()
-            self._begin = time.perf_counter()
 
-    def stop(self, micro_batches: int) -> dict[str, Any]:
-        """Return the figures of ``micro_batches`` of this rank; all are None on a CPU."""
+    def stop(self, micro_batches: int, wall: float) -> dict[str, Any]:
+        """Return the figures of ``micro_batches`` of this rank; all are None on a CPU.
+
+        Args:
+            wall: seconds that they take without the profiler, which makes the host slower and the device idle.
+        """
         if self._profile is None:
             return dict(NOTHING)
         wait(self._device)
-        wall = time.perf_counter() - self._begin
         self._profile.stop()
         found = kernels(self._profile.profiler.kineto_results.events(), wall)
         self._profile = None
@@ -96,8 +98,8 @@ class HostSyncs:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
 
-    def stop(self, micro_batches: int) -> dict[str, float | None]:
-        """Return the waits for each of ``micro_batches``; None on a CPU."""
+    def stop(self, micro_batches: int, wall: float) -> dict[str, float | None]:
+        """Return the waits for each of ``micro_batches``; None on a CPU. ``wall`` is not needed."""
         if not self._cuda:
             return {"host_syncs_per_micro_batch": None}
         torch.cuda.set_sync_debug_mode("default")
@@ -106,14 +108,18 @@ class HostSyncs:
         return {"host_syncs_per_micro_batch": heard / micro_batches}
 
 
-def look(step: Callable[[], object], steps: int, micro_batches: int, device: str) -> dict[str, Any]:
-    """Record ``steps`` steps, and count the host's waits in as many others; see :class:`Recording`."""
+def look(step: Callable[[], object], steps: int, micro_batches: int, device: str, seconds: float) -> dict[str, Any]:
+    """Record ``steps`` steps, and count the host's waits in as many others; see :class:`Recording`.
+
+    Args:
+        seconds: of a step, without the profiler.
+    """
     found: dict[str, Any] = {}
     for watch in (Recording(device), HostSyncs(device)):
         watch.start()
         for _ in range(steps):
             step()
-        found |= watch.stop(steps * micro_batches)
+        found |= watch.stop(steps * micro_batches, steps * seconds)
     return found
 
 
