@@ -17,6 +17,7 @@ import dataclasses
 import importlib.util
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -37,6 +38,7 @@ CPU_SECONDS, CPU_MOST, GPU_MOST = 30.0, 8, 256
 def main() -> int:
     """Measure, print, and return the exit status."""
     given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the ranks end, too
     gpu = _has_gpu() and not given.cpu
     floor = given.mfu_floor if given.mfu_floor is not None else (MFU_FLOOR if gpu else 0.0)
     names = given.only and ["device", "batch", *given.only] or [name for name in NAMES if gpu or name not in ON_RAY]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -67,7 +68,7 @@ RUNGS: dict[str, Rung] = {
 def main() -> None:
     """Run the rungs; an error of one is its result, and the next runs."""
     results, setting = Path(sys.argv[1]), Setting.read(Path(sys.argv[2]))
-    _join(setting)
+    _join(setting, bool({"zero2", "matrix"} & {*sys.argv[3:]}) or setting.engine != "ddp")
     for name in sys.argv[3:]:
         begin = time.monotonic()
         found = _fitting(RUNGS[name], setting)
@@ -80,14 +81,20 @@ def main() -> None:
             sys.exit(1)  # the ranks no longer agree; the others wait in a collective until they are killed
 
 
-def _join(setting: Setting) -> None:
-    """Choose the device of this rank, and join the process group."""
+def _join(setting: Setting, with_deepspeed: bool) -> None:
+    """Choose the device of this rank, and join the process group; ``with_deepspeed`` as a run of radioplat does."""
     import torch
     import torch.distributed as dist
 
+    backend = "nccl" if setting.device == "cuda" else "gloo"
     if setting.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if setting.device == "cuda" else "gloo", timeout=_TIMEOUT)
+    if with_deepspeed and importlib.util.find_spec("deepspeed") is not None:
+        from radioplat.training.engine import process_group
+
+        process_group.join(backend, _TIMEOUT)  # else DeepSpeed would compile an extension on a CPU
+    else:
+        dist.init_process_group(backend, timeout=_TIMEOUT)
 
 
 def _fitting(rung: Rung, setting: Setting) -> dict[str, Any]:
