@@ -17,6 +17,7 @@ from benchmarks.gpu.setting import Setting
 
 BATCHES = (1, 8)
 TENSORRT = ("tensorrt", "tensorrt_rtx")
+MODULES = {"tensorrt_rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings")}  # names of which one is enough
 
 
 def latency(setting: Setting) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def latency(setting: Setting) -> dict[str, Any]:
     if setting.compiles:
         ways["torch, compiled"] = torch.compile(model, dynamic=False)
     for name, make in {"onnxruntime": _onnxruntime, **dict.fromkeys(TENSORRT, _tensorrt)}.items():
-        missing = [package for package in ("onnx", "onnxscript", name) if importlib.util.find_spec(package) is None]
+        needed = [("onnx",), ("onnxscript",), MODULES.get(name, (name,))]
+        missing = [names[0] for names in needed if not any(map(importlib.util.find_spec, names))]
         if missing:
             found[name] = {"unmeasured": f"{missing[0]} is not installed"}
             continue
