@@ -7,6 +7,10 @@ sides read JPEGs from shards. Then: a second trial on a warm feature cache again
 that teachers are about three quarters of the cost), LightlyTrain's ``distillationv3`` from one ViT-S at batch 32, and
 the transfer of features between processes.
 
+On a machine with a GPU all sides use one GPU, in bf16 unless told otherwise, with larger batches and more steps. Actors
+are left out there: they need GPUs of their own, which the loop does not have (``benchmarks.gpu --only store`` lets
+them share one).
+
 The last line is one JSON object of medians; a ``vs_bare`` figure is that of the student with the lower one.
 """
 
@@ -43,6 +47,7 @@ ACTORS = [
     "teachers.t1.num_cpus=0.5",
 ]
 LIMIT_S = 1000.0
+GPU_WORK = {"batch": 64, "steps": 60, "device": "cuda"}  # a step of 8 images would measure launches
 SHALLOW = 7  # blocks of the ViT-Ti beside which two ViT-S take about three quarters of the time
 
 
@@ -51,16 +56,17 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="Speed of distillation; see the head of the file.")
     arguments.add_argument("--rounds", type=int, help=f"default: as many as {LIMIT_S / 60:.0f} minutes hold")
     arguments.add_argument("--only", action="append", default=[], help="sides with this in their label; repeatable")
-    arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    arguments.add_argument("--precision", choices=("fp32", "bf16"), help="default: bf16 on a GPU")
     arguments.add_argument("--without-lightly", action="store_true", help="do not install or run LightlyTrain")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="teachers") as scratch:
-        bench = Bench(Path(scratch), given.precision)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        bench = Bench(Path(scratch), given.precision or ("bf16" if device == "cuda" else "fp32"), device)
         begin, rounds = time.monotonic(), []
         while not rounds or _another(given.rounds, len(rounds), time.monotonic() - begin):
             rounds.append(bench.round(len(rounds), not given.without_lightly, given.only))
         transfer = bench.side("transfer", Work("", [], "", "", ""))
-    _report(rounds, transfer)
+    _report(rounds, transfer, bench.describe())
 
 
 def _another(wanted: int | None, done: int, seconds: float) -> bool:
@@ -68,9 +74,9 @@ def _another(wanted: int | None, done: int, seconds: float) -> bool:
 
 
 class Bench:
-    """Inputs, and the sides on them."""
+    """Inputs, and the sides on them, all on one device."""
 
-    def __init__(self, folder: Path, precision: str) -> None:
+    def __init__(self, folder: Path, precision: str, device: str) -> None:
         self._folder, self._runs = folder, 0
         shards, images = folder / "shards", folder / "images"
         make_shards(shards, shards=1)
@@ -84,14 +90,23 @@ class Bench:
             weights.append(str(folder / f"teacher{seed}.safetensors"))
             save_file(timm.create_model("vit_small_patch16_224", num_classes=0).state_dict(), weights[-1])
         self._work = Work("vit_tiny_patch16_224", weights, str(shards), str(images), "", precision=precision)
+        self._gpu = device == "cuda"
+        if self._gpu:
+            self._work = dataclasses.replace(self._work, **GPU_WORK)
+
+    def describe(self) -> dict[str, str]:
+        """Return the device and the number format of all sides."""
+        name = torch.cuda.get_device_name(0) if self._gpu else "cpu"
+        return {"device": name, "precision": self._work.precision}
 
     def round(self, number: int, with_lightly: bool, only: list[str]) -> dict[str, dict]:
         """Every side once; every other round the other way round."""
         plan: list[tuple[str, str, Work]] = []
         for student in STUDENTS:
             work = dataclasses.replace(self._work, student=student)
+            if not self._gpu:
+                plan.append((f"{student}, actors", "ours", dataclasses.replace(work, overrides=ACTORS)))
             plan += [
-                (f"{student}, actors", "ours", dataclasses.replace(work, overrides=ACTORS)),
                 (f"{student}, bare loop", "bare", work),
                 (f"{student}, inline", "ours", work),
             ]
@@ -99,7 +114,8 @@ class Bench:
         cache = dataclasses.replace(self._work, depth=SHALLOW, cache=str(self._folder / f"cache{number}"))
         plan += [("cold cache", "ours", cache), ("warm cache", "ours", cache)]
         if with_lightly:
-            one = dataclasses.replace(self._work, weights=self._work.weights[:1], batch=32, steps=3)
+            one = dataclasses.replace(self._work, weights=self._work.weights[:1])
+            one = one if self._gpu else dataclasses.replace(one, batch=32, steps=3)
             peers = [("one teacher, LightlyTrain", "lightly", one), ("one teacher, inline", "ours", one)]
             plan += peers if number % 2 == 0 else peers[::-1]
         found = {}
@@ -127,7 +143,7 @@ class Bench:
         return json.loads(ended.stdout.strip().splitlines()[-1])
 
 
-def _report(rounds: list[dict[str, dict]], transfer: dict) -> None:
+def _report(rounds: list[dict[str, dict]], transfer: dict, machine: dict[str, str]) -> None:
     ratios: dict[str, list[float]] = {}
     for found in rounds:
         for key, pairs in _pairs().items():
@@ -147,7 +163,7 @@ def _report(rounds: list[dict[str, dict]], transfer: dict) -> None:
     terminal.show_table("ours over theirs", ["ratio", "median", "spread"], shown)
     print(f"transfer of features {transfer['gb_s']:.2f} GB/s; memcpy {transfer['memcpy_gb_s']:.2f} GB/s")
     medians = {name: statistics.median(values) for name, values in ratios.items()}
-    result: dict[str, float | None] = {}
+    result: dict[str, float | str | None] = {**machine}
     for key in _pairs():
         own = [value for name, value in medians.items() if name.split()[0] == key]
         result[key] = round(min(own), 3) if own else None

@@ -31,6 +31,8 @@ class Work:
         steps: to be timed.
         overrides: of our spec, e.g. placement and threads.
         scratch: an empty folder.
+        precision: of student and teachers; on a GPU fp32 is multiplied as TF32, on all sides.
+        device: of all sides, ``cuda`` or ``cpu``.
     """
 
     student: str
@@ -42,6 +44,7 @@ class Work:
     steps: int = 6
     depth: int = 12
     precision: str = "fp32"
+    device: str = "cpu"
     overrides: list[str] = field(default_factory=list)
     cache: str = ""
 
@@ -52,12 +55,17 @@ class Work:
 
 
 def bare(work: Work) -> dict:
-    """What one writes by hand: both teachers, then the student, in one loop on images in memory.
+    """What one writes by hand: both teachers, then the student, in one loop on images in memory, on the same device.
 
-    Both thread counts are tried on this machine, and the faster one counts.
+    On a CPU both thread counts are tried on this machine, and the faster one counts. On a GPU images are in pinned
+    memory, teachers have weights in the number format that they compute in, and AdamW is fused, as ours is.
     """
     import torch
 
+    if work.device == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        return {"images_s": _bare(work, work.steps), "threads": torch.get_num_threads()}
     found = {}
     for threads in sorted({1, len(os.sched_getaffinity(0))}):
         torch.set_num_threads(threads)
@@ -77,25 +85,29 @@ def _bare(work: Work, steps: int) -> float:
     from torch import nn
 
     torch.manual_seed(0)
-    student = timm.create_model(work.student, num_classes=0, depth=work.depth)
+    gpu, low = work.device == "cuda", work.precision == "bf16"
+    student = timm.create_model(work.student, num_classes=0, depth=work.depth).to(work.device)
     width = STUDENTS[work.student]
     heads = nn.ModuleList(nn.ModuleList([nn.Linear(width, WIDTH), nn.Linear(width, WIDTH)]) for _ in work.weights)
+    heads.to(work.device)
     teachers = []
     for path in work.weights:
         teacher = timm.create_model("vit_small_patch16_224", num_classes=0).eval().requires_grad_(False)
         teacher.load_state_dict(load_file(path))
-        teachers.append(teacher)
+        teachers.append(teacher.to(work.device, torch.bfloat16 if gpu and low else torch.float32))
     parameters = [*student.parameters(), *heads.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=gpu or None)
     images = [torch.randint(0, 256, (work.batch, 3, SIZE, SIZE), dtype=torch.uint8) for _ in range(4)]
+    images = [image.pin_memory() for image in images] if gpu else images
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    mean, std = mean.view(1, 3, 1, 1) * 255, std.view(1, 3, 1, 1) * 255
-    narrow = torch.autocast("cpu", torch.bfloat16, enabled=work.precision == "bf16")
-    begin = 0.0
-    for step in range(1 + steps):
-        if step == 1:
+    mean, std = (t.view(1, 3, 1, 1).to(work.device) * 255 for t in (mean, std))
+    narrow = torch.autocast(work.device, torch.bfloat16, enabled=low)
+    begin, warm_up = 0.0, WARM_UP if gpu else 1
+    for step in range(warm_up + steps):
+        if step == warm_up:
+            _wait(work)
             begin = time.perf_counter()
-        x = (images[step % len(images)] - mean) / std
+        x = (images[step % len(images)].to(work.device, non_blocking=True) - mean) / std
         with narrow:
             with torch.no_grad():
                 targets = [teacher.forward_features(x).float() for teacher in teachers]
@@ -108,14 +120,26 @@ def _bare(work: Work, steps: int) -> float:
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 2.0)
         optimizer.step()
+    _wait(work)
     return work.batch * steps / (time.perf_counter() - begin)
 
 
+def _wait(work: Work) -> None:
+    """Wait until a GPU has done what it was asked for: a launch is not a step."""
+    if work.device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def ours(work: Work) -> dict:
-    """``radioplat.distill`` on the tar shards: decoding, crops, ledger and all."""
+    """``radioplat.distill`` on the tar shards: decoding, crops, ledger and all; on a GPU if this machine has one."""
+    import torch
+
     import radioplat
     from radioplat.tracking.follow import StepEvent
 
+    assert (work.device == "cuda") == torch.cuda.is_available(), "a local run takes the GPU that there is"
     events: list[StepEvent] = []
     spec = {
         "results_dir": f"{work.scratch}/results",
@@ -160,12 +184,19 @@ def ours(work: Work) -> dict:
 
 
 class _Clock:
-    """A hook that notes when it is called; of a class, so that a checkpoint of the model can be pickled."""
+    """A hook that notes when it is called; of a class, so that a checkpoint of the model can be pickled.
 
-    def __init__(self) -> None:
+    Args:
+        work: on a GPU the hook waits for it where the clock starts and stops, and nowhere between.
+    """
+
+    def __init__(self, work: Work) -> None:
         self.times: list[float] = []
+        self._work = work
 
     def __call__(self, module, arguments) -> None:
+        if len(self.times) in (WARM_UP, WARM_UP + self._work.steps):
+            _wait(self._work)
         self.times.append(time.perf_counter())
 
 
@@ -173,8 +204,11 @@ def lightly(work: Work) -> dict:
     """LightlyTrain's ``distillationv3`` on the photographs as files; runs in an environment of its own."""
     import lightly_train
     import timm
+    import torch
 
-    clock = _Clock()
+    if work.device == "cuda":  # fp32 as TF32, as on the other sides
+        torch.set_float32_matmul_precision("high")
+    clock = _Clock(work)
     student = timm.create_model(work.student, num_classes=0, depth=work.depth)
     student.patch_embed.register_forward_pre_hook(clock)
     count = len(os.listdir(work.images)) // work.batch
@@ -187,7 +221,7 @@ def lightly(work: Work) -> dict:
         epochs=-(-work.total_steps // count),
         batch_size=work.batch,
         num_workers=1,
-        accelerator="cpu",
+        accelerator="gpu" if work.device == "cuda" else "cpu",
         devices=1,
         precision="32-true" if work.precision == "fp32" else "bf16-mixed",
         transform_args={"image_size": (SIZE, SIZE)},

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from radioplat.data.order.partitions import Draw, Stretch
-from radioplat.data.views.render import ViewSpec
 from radioplat.errors import Problem
 from radioplat.spec.resolved.image_sizes import (
     Stage,
@@ -24,6 +24,9 @@ from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher, student_vi
 from radioplat.spec.schema.distill import AverageView, PartitionConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.teachers.base.info import TeacherInfo
+
+if TYPE_CHECKING:
+    from radioplat.data.views.render import ViewSpec
 
 
 def run_views(
@@ -66,6 +69,8 @@ def _view(
     spec: Spec, name: str, sizes: Draw, size: int, patch: int, viewers: Sequence[ResolvedTeacher] | None
 ) -> ViewSpec:
     """Create a view; ``sizes`` is empty for a fixed ``size``, ``viewers`` is None for the student."""
+    from radioplat.data.views.render import ViewSpec  # here: models are designed without the libraries that render
+
     plan: tuple[tuple, ...] = ()
     if changes_by_plan(spec):
         plan = tuple(_stretch(spec, stage, sizes, size, viewers) for stage in stages_of(spec))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from omegaconf import MISSING
-
 from radioplat.spec.import_paths import NameOrImportPath
 from radioplat.spec.ranges import number
 from radioplat.spec.schema.model import ModelConfig
+
+MISSING: Any = "???"  # omegaconf's mark of a field without a default; the schema itself needs no omegaconf
 
 
 class LossType(NameOrImportPath):
