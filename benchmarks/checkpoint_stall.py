@@ -1,9 +1,9 @@
-"""How long does a checkpoint keep the training thread from training, if one is saved every 20 steps?
+"""How long does a checkpoint keep the training thread from training, if one is saved every so many steps?
 
     python -m benchmarks.checkpoint_stall [--worlds 1 2] [--engines ddp ZeRO-2] [--rounds 3]
 
 A ViT-S with AdamW and an EMA is trained on random images on a CPU, with one thread a rank; gloo connects the ranks.
-Rounds of 20 steps alternate: one begins with a save, the next has none. The smaller the images, the shorter the steps,
+Rounds of 20 steps (``--every``) alternate: one begins with a save, the next has none. The smaller the images, the shorter the steps,
 and the larger the share of a save.
 
 ``stall_share`` is the time that the first rank's training thread spends in a save over that of the round: in the save
@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.engine_cost import ENGINES
 from radioplat.common import terminal
 
-STEPS, WARM_UP = 20, 3
+WARM_UP = 3
 
 
 class Training:
@@ -88,8 +88,8 @@ class Training:
         self.ema.step()
         self.persistence.state.global_step += 1
 
-    def round(self, saves: bool) -> dict[str, float]:
-        """Take 20 steps, after a save if it ``saves``.
+    def round(self, steps: int, saves: bool) -> dict[str, float]:
+        """Take ``steps`` steps, after a save if it ``saves``.
 
         Returns:
             Seconds: ``save``, ``wait`` and ``total``; ``save_cpu`` and ``total_cpu`` of this thread's CPU time.
@@ -98,7 +98,7 @@ class Training:
         if saves:
             self.persistence.save(self.hooks)
         saved, saved_cpu = time.perf_counter(), time.thread_time()
-        for _ in range(STEPS):
+        for _ in range(steps):
             self.step()
         stepped = time.perf_counter()
         self.persistence.finish()
@@ -117,7 +117,7 @@ def measure(engine: str, given: argparse.Namespace, folder: Path) -> dict[str, A
     rounds: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(given.rounds):
         for saves in (True, False) if number % 2 == 0 else (False, True):
-            rounds[saves].append(training.round(saves))
+            rounds[saves].append(training.round(given.every, saves))
     training.persistence.close()
     training.engine.close()
     pairs = list(zip(rounds[True], rounds[False], strict=True))
@@ -128,8 +128,8 @@ def measure(engine: str, given: argparse.Namespace, folder: Path) -> dict[str, A
         "save_cpu_ms": _spread([1e3 * a["save_cpu"] for a, _ in pairs], 1),
         "wait_ms": _spread([1e3 * a["wait"] for a, _ in pairs], 1),
         "slowdown": _spread([a["total"] / b["total"] - 1 for a, b in pairs], 4),
-        "step_ms": _spread([1e3 * b["total"] / STEPS for _, b in pairs], 1),
-        "step_cpu_ms": _spread([1e3 * b["total_cpu"] / STEPS for _, b in pairs], 1),
+        "step_ms": _spread([1e3 * b["total"] / given.every for _, b in pairs], 1),
+        "step_cpu_ms": _spread([1e3 * b["total_cpu"] / given.every for _, b in pairs], 1),
     }
 
 
@@ -167,7 +167,8 @@ def main() -> None:
     parser.add_argument("--student", default="vit_small_patch16_224", help="a ViT of timm")
     parser.add_argument("--pixels", type=int, default=112)
     parser.add_argument("--batch", type=int, default=4, help="images of a step and a rank")
-    parser.add_argument("--rounds", type=int, default=3, help="of 20 steps with and 20 without a save")
+    parser.add_argument("--every", type=int, default=20, help="steps from one save to the next")
+    parser.add_argument("--rounds", type=int, default=3, help="of steps after a save, and as many of steps without")
     given = parser.parse_args()
     import torch.multiprocessing as processes
 
@@ -182,7 +183,7 @@ def main() -> None:
             for engine, figures in json.loads(out.read_text()).items():
                 found[f"{engine} x{world}"] = figures
                 terminal.note(f"{engine} x{world}: " + ", ".join(f"{name} {v}" for name, v in figures.items()))
-    print(json.dumps({"every": STEPS, "cores": os.cpu_count(), "student": given.student, "found": found}))
+    print(json.dumps({"every": given.every, "cores": os.cpu_count(), "student": given.student, "found": found}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from radioplat.common import collectives
+from radioplat.design.memory import SPARE
 from radioplat.errors import TrainingError
 from radioplat.spec.resolved.zero import BUCKET
 from radioplat.training.engine.whole_layout import Piece, WholeLayout
@@ -15,7 +16,6 @@ from radioplat.training.engine.whole_layout import Piece, WholeLayout
 State = dict[str, torch.Tensor]
 Values = Sequence[torch.Tensor | None]  # with the shapes of an engine's masters
 _REASON = 512  # bytes of the message with which a rank begins: why it has nothing to send, or nothing
-_MARGIN = 0.1  # share of a GPU's memory that copies leave free, for longer steps than those so far
 
 
 class WholeTensors:
@@ -122,7 +122,7 @@ class WholeTensors:
         """Return an empty dictionary if copies of all values fit the device, else None."""
         needed = sum(v.numel() * v.element_size() for kind in self._values.values() for v in kind if v is not None)
         free, total = torch.cuda.mem_get_info(device)
-        return {} if needed <= free - _MARGIN * total else None
+        return {} if needed <= free - SPARE * total else None
 
     def _copy_on_device(self, copies: dict[str, list[torch.Tensor | None]]) -> None:
         for kind, values in self._values.items():
