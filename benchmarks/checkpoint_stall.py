@@ -3,8 +3,8 @@
     python -m benchmarks.checkpoint_stall [--worlds 1 2] [--engines ddp ZeRO-2] [--rounds 3]
 
 A ViT-S with AdamW and an EMA is trained on random images on a CPU, with one thread a rank; gloo connects the ranks.
-Rounds of 20 steps (``--every``) alternate: one begins with a save, the next has none. The smaller the images, the shorter the steps,
-and the larger the share of a save.
+Rounds of 20 steps (``--every``) alternate: one begins with a save, the next has none. The smaller the images, the
+shorter the steps, and the larger the share of a save.
 
 ``stall_share`` is the time that the first rank's training thread spends in a save over that of the round: in the save
 itself, and in the wait at the next save for what is still being written. ``slowdown`` is how much longer a round with a
