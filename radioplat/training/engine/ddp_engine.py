@@ -184,9 +184,9 @@ class DdpEngine(Engine):
         """Return the fp32 weights and the moments."""
         values: dict[str, Values] = {WEIGHTS: self._masters}
         for moment in moments:
-            found = [self._optimizer.state[master].get(moment) for master in self._masters]
-            if all(value is not None for value in found):
-                values[moment] = found
+            present = [self._optimizer.state[master].get(moment) for master in self._masters]
+            if all(value is not None for value in present):
+                values[moment] = present
         return values
 
     def loss_scale(self) -> State:

@@ -114,7 +114,7 @@ class WholeTensors:
                         self._to_host({kind: self._copies[kind] for kind in self._values})
                         self._done.record()
                 self._done.synchronize()
-        except Exception as error:  # the other ranks must be told whatever it is
+        except Exception as error:  # whatever it is, the other ranks get a message
             return error
         return None
 
