@@ -84,6 +84,36 @@ def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
     return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
 
 
+def send(values: torch.Tensor, to: int, channel: dist.ProcessGroup | None = None) -> None:
+    """Send a CPU tensor to rank ``to``, and wait until it has begun to receive it.
+
+    Args:
+        channel: group from :func:`open_channel`, for calls outside the training thread.
+    """
+    through_device = channel is None and dist.get_backend() == "nccl"
+    dist.send(values.cuda() if through_device else values, to, group=channel)
+
+
+def receive(values: torch.Tensor, source: int, channel: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Receive from rank ``source`` into a CPU tensor of the same shape and dtype as the one sent, and return it.
+
+    Args:
+        channel: group from :func:`open_channel`, for calls outside the training thread.
+    """
+    if channel is None and dist.get_backend() == "nccl":
+        on_device = values.cuda()
+        dist.recv(on_device, source)
+        return values.copy_(on_device)
+    dist.recv(values, source, group=channel)
+    return values
+
+
+def close_channel(channel: dist.ProcessGroup | None) -> None:
+    """Free a group from :func:`open_channel`; no thread may use it any more."""
+    if channel is not None:
+        dist.destroy_process_group(channel)
+
+
 def maximum(values: torch.Tensor) -> torch.Tensor:
     """Return the elementwise maximum over the ranks, computed in place; every rank must call it."""
     return _reduce(values, dist.ReduceOp.MAX)

@@ -1,5 +1,7 @@
 """Bytes of a trained parameter on each worker, for `plan`, its warning of stage 3 and the check of too large heads.
 
+:func:`parameter_bytes` is about training, and :func:`checkpoint_bytes` about what saves need beside it.
+
 Counted as by Rajbhandari et al. (ZeRO, 2020, section 3): weights, gradients and optimizer state, each divided by the
 number of workers from a ZeRO stage on. It differs in two points, because DeepSpeed sums gradients in fp32 (see
 :mod:`radioplat.training.engine.deepspeed_engine`): in 16 bits a summed gradient has 4 bytes, not 2, at stage 1 in
@@ -49,6 +51,41 @@ class ParameterBytes:
     def of(self, parameters: int) -> int:
         """Return the bytes of this number of parameters."""
         return round(self.each * parameters + self.bucket * min(parameters, BUCKET))
+
+
+@dataclass(frozen=True)
+class CheckpointBytes:
+    """Bytes of a trained parameter that saves of checkpoints take beside those of training.
+
+    Attributes:
+        device: copies on the GPU of a worker, kept from the first save on. If less than :data:`SPARE` of the memory
+            would stay free then, there are none, and the copies go to the host at once.
+        first_host: buffers of whole tensors in the host memory of the first worker. PyTorch rounds each of these
+            pinned buffers, one a moment, up to a power of two.
+        other_host: buffers in the host memory of each other worker.
+    """
+
+    device: float
+    first_host: float
+    other_host: float
+
+
+SPARE = 0.1  # share of a GPU's memory that copies for a checkpoint leave free
+
+
+def checkpoint_bytes(train: TrainConfig, world: int) -> CheckpointBytes:
+    """Return the bytes that checkpoints of a run on ``world`` workers need for a parameter.
+
+    Copied are fp32 weights, moments and EMA, on each worker what its optimizer updates. Without sharding the first
+    worker has everything.
+    """
+    shards = world if train.engine is EngineName.deepspeed and zero_stage(train) else 1
+    numbers = 1 + len(MOMENTS.get(train.optim.optim, ())) + train.enable_ema
+    return CheckpointBytes(
+        device=0 if train.offload else 4 * numbers / shards,
+        first_host=4 * numbers,
+        other_host=4 * numbers / shards if shards > 1 else 0,
+    )
 
 
 def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from forked import load, run_ranks
 
-from radioplat.design.memory import parameter_bytes
+from radioplat.design.memory import checkpoint_bytes, parameter_bytes
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.train import TrainConfig
 
@@ -105,3 +105,18 @@ def test_offloading_leaves_what_computes():
     taken = parameter_bytes(spec.train, 4)
     assert (taken.master, taken.moments, taken.average) == (0, 0, 0)
     assert taken.of(100) == 100 * 2 + 100 * 2 / 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["zero_stage=0", "enable_ema=true"], (16, 16, 0)),  # every worker has everything: the first one copies
+        (["engine=ddp"], (12, 12, 0)),
+        (["zero_stage=2", "enable_ema=true"], (4, 16, 4)),
+        (["zero_stage=0", "precision=bf16"], (3, 12, 3)),  # it runs as stage 1
+        (["zero_stage=3", "optim.optim=sgd", "offload=true"], (0, 8, 2)),
+    ],
+)
+def test_what_a_checkpoint_takes(overrides, expected):
+    taken = checkpoint_bytes(load_spec(None, [f"train.{change}" for change in overrides]).train, 4)
+    assert (taken.device, taken.first_host, taken.other_host) == expected

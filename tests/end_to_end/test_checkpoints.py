@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from radioplat.cli import main as cli
 from radioplat.errors import RadioplatError, TrainingError
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.attempts.goodput import goodput
 from radioplat.tracking.follow import CheckpointEvent
 from radioplat.tracking.status import read_status
 from radioplat.training.checkpoints.checkpoint import newest, verified_state
 from radioplat.training.checkpoints.mirror import Mirror
+from radioplat.training.checkpoints.persistence import Persistence
 
 EVERY_SECOND = ("train.checkpoint_interval=2", "train.checkpoint_interval_unit=step")
 NAMES = ["model_epoch_000_step_00002", "model_epoch_001", "model_epoch_001_step_00006", "model_epoch_002"]
@@ -42,6 +45,20 @@ def test_written_at_once_or_behind_the_run_is_the_same(quiet_run, make_spec, dis
     assert sorted(p.name for p in trail.folder.glob("model_*")) == [*NAMES[2:], "model_latest"]
     order = [line.get("checkpoint") or line.get("step") for line in read_status(trail.folder / "status.json")]
     assert order.index(NAMES[0]) < order.index(3)  # on the disk before the next step
+
+
+def test_the_step_after_a_save_and_the_goodput_say_how_long_it_stopped_training(
+    make_spec, distil, tmp_path, monkeypatch
+):
+    def slow(self, *given, save=Persistence.save):
+        time.sleep(1.5)
+        return save(self, *given)
+
+    monkeypatch.setattr(Persistence, "save", slow)
+    folder = distil(make_spec(tmp_path), *EVERY_SECOND, "train.max_steps=4").folder
+    kpi = {line["step"]: line["kpi"] for line in read_status(folder / "status.json") if "max_step" in line}
+    assert kpi[3]["seconds/step"] > 1.5 and kpi[3]["images_per_s"] == pytest.approx(6 / kpi[3]["seconds/step"])
+    assert goodput(folder).seconds["checkpoint"] >= 2 * 1.5
 
 
 @pytest.fixture

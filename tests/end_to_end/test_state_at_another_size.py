@@ -47,8 +47,9 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
     names, optim = trainable(worker.objective), worker.spec.train.optim.optim
     whole = worker.engine.full_state(names, MOMENTS[optim])
     found |= {f"fp32 {name}": tensor for name, tensor in whole.items()}
-    states = worker.hooks.states()  # what ranks hold apart is put together, as it is before every checkpoint
-    found |= {f"average {name}": tensor for name, tensor in states.get("ema", {}).items()}
+    for hook in worker.hooks._hooks:
+        if hook.name == "ema":
+            found |= {f"average {name}": tensor for name, tensor in hook.state_dict().items()}
     walk(worker.hooks.batchnorm, "running", found)
     walk(worker.hooks.targets, "targets", found)
     state = dataclasses.asdict(worker.state)

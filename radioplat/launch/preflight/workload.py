@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.cluster.resources import demand_of, teacher_gpus
 from radioplat.common import terminal
-from radioplat.design.memory import parameter_bytes
+from radioplat.design.memory import SPARE, checkpoint_bytes, parameter_bytes
 from radioplat.design.student import build_on_meta
 from radioplat.design.workload.pace import UTILISATION, Pace, pace_of
 from radioplat.design.workload.wire import feature_bytes, pixel_bytes
@@ -170,18 +170,25 @@ def sent(preflight: Preflight) -> None:
 
 
 def memory(preflight: Preflight) -> None:
-    """Record the memory of all weights, gradients and optimizer state on a worker's GPU."""
+    """Record the memory of all weights, gradients and optimizer state on a worker's GPU, and of checkpoints."""
     spec, models, resources = preflight.spec, preflight.models, preflight.resources
     if models is None or resources is None or not resources.gpus or spec.model.task is ModelTask.detection:
         return
     each = parameter_bytes(spec.train, spec.worker_bounds[0])
     peers = [t.name for t in models.teachers if t.source is Source.peer]
-    trained = each.of(models.student_parameters + sum(models.infos[name].parameters for name in peers))
+    count = models.student_parameters + sum(models.infos[name].parameters for name in peers)
+    trained, saved = each.of(count), checkpoint_bytes(spec.train, spec.worker_bounds[0])
     inline = [t for t in models.teachers if not t.inside and is_inline(t, preflight.on_ray)]
     held = sum(teacher_bytes(t, models.infos[t.name].parameters) for t in inline)
     teachers = f", {terminal.size(held)} for teachers" if held else ""
     preflight.facts["memory of a worker's GPU"] = (
         f"{terminal.size(trained)} for what is trained{teachers}; activations and the CUDA context come on top"
+    )
+    where = f"{terminal.size(saved.device * count)} on the GPU, if {SPARE:.0%} of its memory then stay free, and "
+    others = f", {terminal.size(saved.other_host * count)} of each other one's" if saved.other_host else ""
+    preflight.facts["memory for checkpoints"] = (
+        f"{where if saved.device else ''}{terminal.size(saved.first_host * count)} of the first worker's host memory"
+        f"{others}"
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from radioplat.common import collectives
@@ -21,12 +23,20 @@ from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.logs import begun
 from radioplat.tracking.lease import check_lease
 from radioplat.tracking.results import TaskFolder
-from radioplat.training.checkpoints.checkpoint import read_checkpoint, snapshot
-from radioplat.training.checkpoints.hook_states import BATCHNORM, TARGET_NORM, files_of, read_states, update_run_state
+from radioplat.training.checkpoints.background import Background
+from radioplat.training.checkpoints.checkpoint import Snapshot, read_checkpoint, snapshot
+from radioplat.training.checkpoints.hook_states import (
+    BATCHNORM,
+    TARGET_NORM,
+    States,
+    files_of,
+    read_states,
+    update_run_state,
+)
 from radioplat.training.checkpoints.resume import mirror_of, starting_point
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.writer import CheckpointWriter, Outcome
-from radioplat.training.engine.engine import Engine
+from radioplat.training.engine.engine import WEIGHTS, Engine, stored
 from radioplat.training.hooks.step_hook import StepHooks
 
 
@@ -47,6 +57,8 @@ class Persistence:
         self._moments_of: dict[str, torch.Tensor] = {}  # from the checkpoint, until they are restored
         self._frozen: dict[str, torch.Tensor] = {}
         self._writer: CheckpointWriter | None = None
+        self._sender = Background()  # of ranks other than 0; rank 0 receives in the thread of its writer
+        self._channel: dist.ProcessGroup | None = None
         self._path, self.state = collectives.from_first(self._begin)
         self.state.world_size = world_size
         self._last = 0  # step of the last save
@@ -80,16 +92,20 @@ class Persistence:
     def restore_optimizer(self, engine: Engine) -> None:
         """Restore fp32 weights and optimizer moments; call it after the engine has partitioned the parameters."""
         self._engine = engine
+        # A peer's weights are stored in the optimizer file, because users of the student do not need them.
+        names = {**trainable(self._objective), **peer_parameters(self._objective)}
         if self.state.global_step:
             state = {**self._moments_of, **self._weights}
-            names = {**trainable(self._objective), **peer_parameters(self._objective)}
             engine.load_full_state(names, self._moments, state, self.state.optimizer_steps)
+        self._channel = collectives.open_channel()
+        self._whole = engine.whole_tensors(names, self._channel)
 
     def restore_hooks(self, hooks: StepHooks) -> None:
         """Restore the states of the hooks from the checkpoint; call it after :meth:`restore_optimizer`."""
         if self._path is not None:
             hooks.load_states(read_states(self._path, self.state, self._moments_of, hooks.names))
         self._moments_of, self._weights = {}, {}
+        self._whole.reserve([WEIGHTS, *self._moments, *hooks.shards()])
 
     def due(self, steps: int) -> bool:
         """Return True if the spec asks for a checkpoint after ``steps`` steps."""
@@ -104,9 +120,9 @@ class Persistence:
     ) -> Path:
         """Save :attr:`state`; every rank must call it.
 
-        All ranks take part in gathering the tensors. A thread of rank 0 writes the checkpoint and updates the
-        ``model_latest`` link. Unless ``train.async_checkpoint`` is off, this returns before the checkpoint is
-        committed; :meth:`finish` waits for that.
+        Each rank copies its pieces of the tensors; a thread of each rank sends them to rank 0, whose thread writes the
+        checkpoint and updates the ``model_latest`` link. Unless ``train.async_checkpoint`` is off, this returns after
+        the copies, and :meth:`finish` waits until the checkpoint is committed.
 
         Args:
             on_commit: called on rank 0, in the thread, with the checkpoint's folder once it is committed.
@@ -119,40 +135,56 @@ class Persistence:
         Raises:
             TrainingError: on every rank, if more saves in a row have failed than allowed (see :meth:`finish`).
         """
-        self.finish()
-        state, objective = self.state, self._objective
+        problem = self._settle(None if unwritten is None else str(unwritten))[1]
+        state = self.state
         self._last = state.global_step
         inside = state.global_step % self._run.steps_per_epoch
         name = TaskFolder.checkpoint_name(state.epoch, state.global_step if inside else None)
         path = self._run.folder / name
-        problems = [problem for problem in collectives.gather_objects(unwritten and str(unwritten)) if problem]
-        if problems:
+        if problem:
             if self._writer is not None:
-                self._writer.missed(self._last, f"the ledger cannot be written: {problems[0]}")
+                self._writer.missed(self._last, f"the ledger cannot be written: {problem}")
             return path
-        states = hooks.states()
+        states, shards = hooks.states(), hooks.shards()
         update_run_state(state, states)
-        # A peer's weights are stored in the optimizer file, because users of the student do not need them.
-        names = {**trainable(objective), **peer_parameters(objective)}
-        whole = self._engine.full_state(names, self._moments)
+        self._whole.copy({**self._engine.values(self._moments), **shards})
         if self._writer is not None:
-            exact = states.pop(BATCHNORM, {})
-            whole |= {k: v.detach().cpu().clone() for k, v in peer_buffers(objective).items()}
-            whole |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
-            tensors = {n: self._whole(n, v, whole) for n, v in objective.student.state_dict().items()}
-            tensors.update({k.removeprefix("student."): v for k, v in exact.items() if not k.startswith(PREFIX)})
-            whole |= states.get(TARGET_NORM, {})
-            made = snapshot(name, objective.student, tensors, whole, state, files_of(states))
-            self._writer.put(made, on_commit)
+            self._writer.put(self._taken(name, states, list(shards)), on_commit)
+        else:
+            self._sender.begin(self._whole.gather)
         if not self._run.spec.train.async_checkpoint:
             self.finish()
         return path
 
-    def _whole(self, name: str, value: torch.Tensor, whole: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the tensor to store as ``name`` of the student; it is removed from ``whole`` if it is there."""
-        if name in whole:
-            return whole.pop(name)
-        return self._frozen[name] if name in self._frozen else value.detach().cpu().clone()
+    def _taken(self, name: str, states: States, sharded: list[str]) -> Callable[[], Snapshot]:
+        """Copy what :class:`WholeTensors` has not copied; return a function that gathers, for the writer's thread.
+
+        Args:
+            states: of the hooks, without the values that are gathered.
+            sharded: names of the hooks whose values are gathered.
+        """
+        student, mine = self._objective.student, trainable(self._objective)
+        exact = states.pop(BATCHNORM, {})
+        tensors = {k.removeprefix("student."): v for k, v in exact.items() if not k.startswith(PREFIX)}
+        for key, value in student.state_dict().items():
+            if key not in mine and key not in tensors:
+                tensors[key] = self._frozen[key] if key in self._frozen else value.detach().cpu().clone()
+        rest = {k: v.detach().cpu().clone() for k, v in peer_buffers(self._objective).items()}
+        rest |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
+        rest |= {**self._engine.loss_scale(), **states.get(TARGET_NORM, {})}
+        state, files = copy.deepcopy(self.state), files_of(states)
+
+        def gathered() -> Snapshot:
+            """Return the checkpoint of the step at which the copies were made."""
+            kinds = self._whole.gather()
+            for hook in sharded:
+                average = {key: value for key, value in kinds.pop(hook).items() if key in mine}
+                files.update(files_of({hook: {**average, **states.get(hook, {})}}))
+            whole = stored(kinds) | rest
+            tensors.update({key: whole.pop(key) for key in mine})
+            return snapshot(name, student, tensors, whole, state, files)
+
+        return gathered
 
     def finish(self) -> Path | None:
         """Wait until the save in progress is committed; every rank must call it.
@@ -164,10 +196,22 @@ class Persistence:
             TrainingError: on every rank, if more saves in a row failed than ``train.max_checkpoint_failures`` allows,
                 or the last save of the run failed.
         """
-        outcome: Outcome = collectives.broadcast_object(None if self._writer is None else self._writer.wait())
+        return self._settle(None)[0].newest
+
+    def _settle(self, problem: str | None) -> tuple[Outcome, str]:
+        """Wait like :meth:`finish`, and exchange the ranks' problems.
+
+        Returns:
+            The results of the saves so far, and the first rank's ``problem`` that has one, both the same on all ranks.
+        """
+        self._sender.wait()
+        mine = (None if self._writer is None else self._writer.wait(), self._sender.error, problem)
+        outcomes, errors, problems = zip(*collectives.gather_objects(mine), strict=True)
+        outcome: Outcome = outcomes[0]
+        outcome.fatal = outcome.fatal or next(filter(None, errors), "")
         with collectives.mark_agreed():
             self._judge(outcome)
-        return outcome.newest
+        return outcome, next(filter(None, problems), "")
 
     def scored(self, checkpoint: Path, kpi: dict[str, float]) -> None:
         """Write the validation results of a checkpoint into its folder; rank 0 only."""
@@ -176,8 +220,11 @@ class Persistence:
 
     def close(self) -> None:
         """Wait for the save in progress and ignore its failure; every rank calls it at its end, also after an error."""
+        self._sender.close()
         if self._writer is not None:
             self._writer.close()
+        collectives.close_channel(self._channel)
+        self._channel = None
 
     def _judge(self, outcome: Outcome) -> None:
         if outcome.fatal:

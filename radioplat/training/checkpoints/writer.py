@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from radioplat.common.terminal import note
 from radioplat.spec.schema.train import TrainConfig
 from radioplat.tracking.results import TaskFolder
+from radioplat.training.checkpoints.background import Background
 from radioplat.training.checkpoints.checkpoint import Snapshot, clear_left_behind, commit
 from radioplat.training.checkpoints.mirror import Mirror, reason_of
 from radioplat.training.checkpoints.retention import prune, write_scores
@@ -54,8 +54,7 @@ class CheckpointWriter:
     def __init__(self, folder: Path, train: TrainConfig, mirror: Mirror | None = None) -> None:
         self._folder, self._train, self._mirror = folder, train, mirror
         self._task = TaskFolder(folder.parent, folder.name)
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._flight: Future[None] | None = None
+        self._thread = Background()
         self._outcome = Outcome()
         self.warn: Callable[[str], None] = note
         clear_left_behind(folder)
@@ -64,17 +63,18 @@ class CheckpointWriter:
                 mirror.claim()
                 mirror.clear_left_behind()
 
-    def put(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
-        """Start writing ``made`` in the thread, after the previous write has ended.
+    def put(self, make: Callable[[], Snapshot], on_commit: Callable[[Path], None]) -> None:
+        """Start writing a checkpoint in the thread, after the previous write has ended.
 
         Args:
+            make: called in the thread; returns the checkpoint.
             on_commit: called in the thread with the checkpoint's folder once it is committed.
         """
-        self._begin(lambda: self._save(made, on_commit))
+        self._thread.begin(lambda: self._save(make(), on_commit))
 
     def score(self, checkpoint: Path, kpi: dict[str, float]) -> None:
         """Start writing a checkpoint's score and removing checkpoints that retention does not keep, in the thread."""
-        self._begin(lambda: self._keep_score(checkpoint, kpi))
+        self._thread.begin(lambda: self._keep_score(checkpoint, kpi))
 
     def missed(self, step: int, reason: str) -> None:
         """Count a failed save that could not be started, and warn."""
@@ -83,28 +83,12 @@ class CheckpointWriter:
 
     def wait(self) -> Outcome:
         """Wait until nothing is being written; return the results of the saves so far."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.result()
-        return dataclasses.replace(self._outcome)
+        self._thread.wait()
+        return dataclasses.replace(self._outcome, fatal=self._thread.error)
 
     def close(self) -> None:
         """Wait for the write in progress and end the thread."""
-        self.wait()
-        self._thread.shutdown()
-
-    def _begin(self, action: Callable[[], None]) -> None:
-        """Start ``action`` in the thread after the previous action has ended."""
-
-        def guarded() -> None:
-            """Call ``action`` and record an unexpected exception; all ranks raise it when they next synchronize."""
-            try:
-                action()
-            except Exception as error:
-                self._outcome.fatal = f"{type(error).__name__}: {error}"
-
-        self.wait()
-        self._flight = self._thread.submit(guarded)
+        self._thread.close()
 
     def _save(self, made: Snapshot, on_commit: Callable[[Path], None]) -> None:
         """Commit the snapshot, upload it to the mirror and remove old checkpoints; runs in the thread."""

@@ -10,14 +10,12 @@ kernels, not a few for each parameter.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer, create_state
 from radioplat.spec.resolved.precision import precision_of
@@ -25,23 +23,12 @@ from radioplat.spec.resolved.zero import BUCKET
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.training.engine.batchnorm_state import round_statistics
-from radioplat.training.engine.engine import Engine, State
-from radioplat.training.engine.gradient_sums import GradientSums, Piece
+from radioplat.training.engine.engine import WEIGHTS, Engine
+from radioplat.training.engine.gradient_sums import GradientPiece, GradientSums
+from radioplat.training.engine.whole_layout import Piece
+from radioplat.training.engine.whole_tensors import State, Values
 
 _ALIGNMENT = 64  # elements: each parameter begins at a multiple of 128 bytes, as kernels for matrices prefer
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a parameter is in the tensors of :meth:`DdpEngine.masters`."""
-
-    master: int
-    start: int
-    shape: torch.Size
-
-    def of(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """Return the view of the parameter's values in ``values``."""
-        return values[self.master].narrow(0, self.start, self.shape.numel()).view(self.shape)
 
 
 class _Flat:
@@ -81,7 +68,7 @@ class _Flat:
         for start, parameter in zip(self.starts, self.parameters, strict=True):
             yield flat.narrow(0, start, parameter.numel()).view(parameter.shape)
 
-    def pieces(self, numbers: dict[nn.Parameter, int]) -> Iterator[Piece]:
+    def pieces(self, numbers: dict[nn.Parameter, int]) -> Iterator[GradientPiece]:
         """Yield pieces of about :data:`BUCKET` elements, cut between parameters."""
         begin, end = 0, self.weights.numel()
         for following, stop in enumerate([*self.starts[1:], end], 1):
@@ -89,7 +76,7 @@ class _Flat:
             if stop - start >= BUCKET or stop == end:
                 part, members = slice(start, stop), self.parameters[begin:following]
                 current = None if self.current is None else self.current[part]
-                yield Piece(self.total[part], current, frozenset(numbers[p] for p in members))
+                yield GradientPiece(self.total[part], current, frozenset(numbers[p] for p in members))
                 begin = following
 
 
@@ -120,7 +107,7 @@ class DdpEngine(Engine):
         # Backward passes reach the last parameters first.
         order = {parameter: -i for i, parameter in enumerate(module.parameters())}
         self._flats = [_Flat(sorted(g["params"], key=order.__getitem__)) for g in self._optimizer.param_groups]
-        self._places: dict[nn.Parameter, _Place] = {}
+        self._places: dict[nn.Parameter, Piece] = {}
         self._masters = self._take_over(whole=isinstance(self._optimizer, Lamb))
         numbers = {parameter: i for i, parameter in enumerate(self._places)}
         pieces = [piece for flat in self._flats for piece in flat.pieces(numbers)]
@@ -141,7 +128,7 @@ class DdpEngine(Engine):
                     master.grad = flat.total[part]
                     group["params"].append(master)
                     masters.append(master)
-                self._places[parameter] = _Place(len(masters) - 1, 0 if whole else start, parameter.shape)
+                self._places[parameter] = Piece(len(masters) - 1, 0 if whole else start, 0, parameter.numel())
         return masters
 
     @property
@@ -173,6 +160,7 @@ class DdpEngine(Engine):
             if scale / world != 1:
                 for flat in self._flats:
                     flat.total.mul_(scale / world)
+            self._release()
             self._optimizer.step()
             self._round()
             self._applied = True
@@ -192,15 +180,26 @@ class DdpEngine(Engine):
         """Set the gradients of this step to zero."""
         self._sums.clear()
 
-    def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
-        """Return whole weights and moments on rank 0; no rank communicates."""
-        state = self.gather_values(names, self._masters)
+    def values(self, moments: tuple[str, ...]) -> dict[str, Values]:
+        """Return the fp32 weights and the moments."""
+        values: dict[str, Values] = {WEIGHTS: self._masters}
         for moment in moments:
-            values = [self._optimizer.state[master].get(moment) for master in self._masters]
-            if all(value is not None for value in values):
-                gathered = self.gather_values(names, values)
-                state |= {f"{name}.{moment}": value for name, value in gathered.items()}
-        return state
+            present = [self._optimizer.state[master].get(moment) for master in self._masters]
+            if all(value is not None for value in present):
+                values[moment] = present
+        return values
+
+    def loss_scale(self) -> State:
+        """Return {}: there is no fp16."""
+        return {}
+
+    def pieces(self, names: dict[str, nn.Parameter]) -> dict[str, Piece | None]:
+        """Return the places of whole parameters, the same on every rank."""
+        return {name: self._places[parameter] for name, parameter in names.items()}
+
+    def shapes(self, names: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
+        """Return the shapes of the parameters."""
+        return {name: parameter.shape for name, parameter in names.items()}
 
     @torch.no_grad()
     def load_full_state(
@@ -222,25 +221,23 @@ class DdpEngine(Engine):
         """Return a flat tensor for each optimizer group; for LAMB, which needs norms, one for each parameter."""
         return list(self._masters)
 
-    def gather_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> State:
-        """Copy the parameters' parts of tensors like :meth:`masters` to the CPU of rank 0."""
-        if not is_first():
-            return {}
-        parts = {name: self._places[parameter].of(values).detach() for name, parameter in names.items()}
-        return {name: part.to("cpu", torch.float32, copy=True) for name, part in parts.items()}
-
     @torch.no_grad()
     def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
         """Copy the parameters' parts of tensors like :meth:`masters` into those of ``into``."""
         for name, parameter in names.items():
-            into[name].copy_(self._places[parameter].of(values))
+            into[name].copy_(self._part(parameter, values))
 
     @torch.no_grad()
     def scatter_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: State) -> None:
         """Copy whole tensors into tensors like :meth:`masters`."""
         for name, parameter in names.items():
             if name in state:
-                self._places[parameter].of(values).copy_(state[name])
+                self._part(parameter, values).copy_(state[name])
+
+    def _part(self, parameter: nn.Parameter, values: list[torch.Tensor]) -> torch.Tensor:
+        """Return the view of the parameter's values in tensors like :meth:`masters`."""
+        place = self._places[parameter]
+        return values[place.flat].narrow(0, place.start, place.size).view(parameter.shape)
 
     def close(self) -> None:
         """Free gradients and optimizer states; the module keeps its weights."""

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Layout
 from radioplat.optim.optimizer import create_state
 from radioplat.training.engine import zero_gather
-from radioplat.training.engine.engine import LOSS_SCALE
+from radioplat.training.engine.engine import LOSS_SCALE, WEIGHTS
+from radioplat.training.engine.whole_layout import Piece
+from radioplat.training.engine.whole_tensors import Values
 
 _TEMPORARY = "radioplat_temporary"  # key in the optimizer state; no optimizer uses it
 _SCALER_FIELDS = ("cur_scale", "cur_hysteresis", "last_overflow_iter", "cur_iter")
@@ -46,26 +47,28 @@ def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -
     deepspeed.init_distributed(backend, verbose=False, timeout=timeout)
 
 
-def full_state(engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Return unpartitioned fp32 weights and optimizer moments as new CPU tensors on rank 0; every rank must call this.
-
-    Returns:
-        ``<parameter>`` and ``<parameter>.<moment>`` for each trainable parameter; moments only after a first step. In
-        fp16 also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. Empty on
-        other ranks.
-    """
-    optimizer, inner = engine.optimizer, _inner(engine.optimizer)
-    _link_states(optimizer)
+def values(engine: Any, moments: tuple[str, ...]) -> dict[str, Values]:
+    """Return the tensors that this rank's optimizer updates, and after a first step its moments."""
+    inner, tensors = _inner(engine.optimizer), masters(engine)
     stepped = any(moments[0] in state for state in inner.state.values()) if moments else False
-    tensors = masters(engine)
-    state = gather_values(engine, names, tensors)
-    for moment in moments if stepped else ():
-        values = [inner.state[tensor].get(moment) for tensor in tensors]
-        known = {name: p for name, p in names.items() if _partitioned(p) or moment in inner.state[p]}
-        state |= {f"{name}.{moment}": value for name, value in gather_values(engine, known, values).items()}
-    if (scaler := moving_scaler(engine)) is not None and is_first():
-        state[LOSS_SCALE] = torch.tensor([getattr(scaler, field) for field in _SCALER_FIELDS], dtype=torch.float64)
-    return state
+    kinds: dict[str, Values] = {WEIGHTS: tensors}
+    return kinds | {m: [inner.state[tensor].get(m) for tensor in tensors] for m in (moments if stepped else ())}
+
+
+def loss_scale(engine: Any) -> dict[str, torch.Tensor]:
+    """Return :data:`LOSS_SCALE` of an fp16 run, float64 ``[4]``; {} otherwise."""
+    if (scaler := moving_scaler(engine)) is None:
+        return {}
+    return {LOSS_SCALE: torch.tensor([getattr(scaler, field) for field in _SCALER_FIELDS], dtype=torch.float64)}
+
+
+def pieces(engine: Any, names: dict[str, nn.Parameter]) -> dict[str, Piece | None]:
+    """Return where in :func:`masters` this rank's piece of each parameter is, or the whole one if it is not sharded."""
+    mine, flats = zero_gather.pieces(engine), {tensor: i for i, tensor in enumerate(masters(engine))}
+    return {
+        name: mine[parameter] if _partitioned(parameter) else Piece(flats[parameter], 0, 0, parameter.numel())
+        for name, parameter in names.items()
+    }
 
 
 def moving_scaler(engine: Any) -> Any | None:
@@ -77,7 +80,7 @@ def moving_scaler(engine: Any) -> Any | None:
 def load_full_state(
     engine: Any, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: dict[str, torch.Tensor], steps: int
 ) -> None:
-    """Load weights and moments from :func:`full_state`, at any world size and ZeRO stage, with or without CPU offload.
+    """Load weights and moments from a checkpoint, at any world size and ZeRO stage, with or without CPU offload.
 
     The loss scale is restored only in fp16. The module's weights must already have the same values: setting the fp32
     master weights does not update bf16 weights.
@@ -125,42 +128,26 @@ def layouts(engine: Any) -> dict[torch.Tensor, Layout]:
     }
 
 
-def gather_values(
-    engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None]
-) -> dict[str, torch.Tensor]:
-    """Gather ``values``, tensors with the shapes of :func:`masters`, into whole tensors by parameter name.
-
-    Every rank must call this; the result is fp32 on rank 0's CPU, and empty on other ranks.
-    """
-    return {
-        name: value.detach().to("cpu", torch.float32, copy=True)
-        for name, value in _whole(engine, names, values, everywhere=False)
-        if is_first()
-    }
-
-
 def copy_values(
-    engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None], into: dict[str, torch.Tensor]
+    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: dict[str, torch.Tensor]
 ) -> None:
-    """Gather ``values`` like :func:`gather_values`, but copy them into the tensors of ``into``, on every rank."""
-    for name, value in _whole(engine, names, values, everywhere=True):
-        into[name].copy_(value)
+    """Copy ``values``, tensors with the shapes of :func:`masters`, into the whole tensors of ``into``, on every rank.
 
-
-def _whole(
-    engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None], everywhere: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield whole tensors by name: those of partitioned parameters gathered, others as they are in ``values``."""
-    of = dict(zip(masters(engine), values, strict=True))
+    Every rank must call it.
+    """
     partitioned = {name: parameter for name, parameter in names.items() if _partitioned(parameter)}
-    yield from zero_gather.whole(engine, partitioned, list(of.values()), everywhere)
-    yield from ((name, of[parameter]) for name, parameter in names.items() if name not in partitioned)
+    for name, value in zero_gather.whole(engine, partitioned, values):
+        into[name].copy_(value)
+    of = dict(zip(masters(engine), values, strict=True))
+    for name, parameter in names.items():
+        if name not in partitioned:
+            into[name].copy_(of[parameter])
 
 
 def scatter_values(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:
-    """Copy whole tensors of ``state`` into ``values`` (inverse of :func:`gather_values`); others are unchanged."""
+    """Copy whole tensors of ``state`` into ``values`` (inverse of :func:`copy_values`); others are unchanged."""
     with _as_moment(engine, values) as inner:
         for name, parameter in names.items():
             if name not in state:

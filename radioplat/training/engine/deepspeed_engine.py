@@ -14,9 +14,11 @@ from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
-from radioplat.training.engine import deepspeed_compat
+from radioplat.training.engine import deepspeed_compat, zero_gather
 from radioplat.training.engine.batchnorm_state import round_statistics
-from radioplat.training.engine.engine import Engine, State
+from radioplat.training.engine.engine import Engine
+from radioplat.training.engine.whole_layout import Piece
+from radioplat.training.engine.whole_tensors import State, Values
 
 
 class DeepSpeedEngine(Engine):
@@ -65,6 +67,8 @@ class DeepSpeedEngine(Engine):
 
     def step(self) -> None:
         """Update the weights after the last micro-batch; DeepSpeed counts the others."""
+        if self.inner.is_gradient_accumulation_boundary():
+            self._release()
         self.inner.step()
 
     def was_step_applied(self) -> bool:
@@ -75,9 +79,21 @@ class DeepSpeedEngine(Engine):
         """Discard the gradients of this step."""
         deepspeed_compat.discard_gradients(self.inner)
 
-    def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
-        """Return whole weights and moments on rank 0."""
-        return deepspeed_compat.full_state(self.inner, names, moments)
+    def values(self, moments: tuple[str, ...]) -> dict[str, Values]:
+        """Return what this rank's optimizer updates."""
+        return deepspeed_compat.values(self.inner, moments)
+
+    def loss_scale(self) -> State:
+        """Return the state of a dynamic loss scaler."""
+        return deepspeed_compat.loss_scale(self.inner)
+
+    def pieces(self, names: dict[str, nn.Parameter]) -> dict[str, Piece | None]:
+        """Return the pieces that ZeRO keeps on this rank; whole parameters at stage 0."""
+        return deepspeed_compat.pieces(self.inner, names)
+
+    def shapes(self, names: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
+        """Return the shapes of whole parameters, also at stage 3."""
+        return {name: zero_gather.shape_of(parameter) for name, parameter in names.items()}
 
     def load_full_state(
         self, names: dict[str, nn.Parameter], moments: tuple[str, ...], state: State, steps: int
@@ -88,10 +104,6 @@ class DeepSpeedEngine(Engine):
     def masters(self) -> list[torch.Tensor]:
         """Return whole fp32 weights at stage 0, else flat tensors of this rank's pieces."""
         return deepspeed_compat.masters(self.inner)
-
-    def gather_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> State:
-        """Gather tensors like :meth:`masters` on rank 0."""
-        return deepspeed_compat.gather_values(self.inner, names, values)
 
     def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
         """Gather tensors like :meth:`masters` into those of ``into``."""

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from radioplat.training.engine.engine import Engine
-from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_hook import ShardedHook
 from radioplat.training.hooks.step_record import StepRecord
 
 
-class Ema(StepHook):
+class Ema(ShardedHook):
     """Compute ``average = decay * average + (1 - decay) * weights`` once per optimizer step.
 
     The average begins with the starting weights. Each rank averages the pieces that its optimizer updates, so nothing
@@ -53,8 +53,15 @@ class Ema(StepHook):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the averages by the student's names, fp32, on the CPU; every rank must call this."""
-        statistics = {name: value.cpu().clone() for name, value in self._statistics.items()}
-        return {**self._engine.gather_values(self._names, self._average), **statistics}
+        return {**self._engine.gather_values(self._names, self._average), **self.small_state()}
+
+    def shards(self) -> list[torch.Tensor]:
+        """Return the averages of the weights that this rank's optimizer updates."""
+        return list(self._average)
+
+    def small_state(self) -> dict[str, torch.Tensor]:
+        """Return the averages of BatchNorm statistics by the student's names."""
+        return {name: value.cpu().clone() for name, value in self._statistics.items()}
 
     @torch.no_grad()
     def copy_into(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -6,9 +6,14 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-State = dict[str, torch.Tensor]
+from radioplat.common.collectives import is_first
+from radioplat.training.engine.whole_layout import Piece
+from radioplat.training.engine.whole_tensors import State, Values, WholeTensors
+
+WEIGHTS = "weights"  # the kind of values that the optimizer updates, beside its moments
 LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
 
 
@@ -18,6 +23,8 @@ class Engine(ABC):
     Methods that take ``names`` get trainable parameters of the module by the names that the caller uses. Whole weights,
     moments and averages are fp32 and have the parameter's shape, so what one engine saves another one loads.
     """
+
+    _held: torch.cuda.Event | None = None
 
     @property
     @abstractmethod
@@ -49,15 +56,54 @@ class Engine(ABC):
     def discard_gradients(self) -> None:
         """Discard the gradients of this step, so that the next step begins with none; all ranks must call it."""
 
+    def hold(self, ready: torch.cuda.Event) -> None:
+        """Let the device wait for ``ready`` before the next change of weights and moments, which it still copies."""
+        self._held = ready
+
+    def _release(self) -> None:
+        """Wait on the device for the event of :meth:`hold`; to be called before each change of weights and moments."""
+        if self._held is not None:
+            torch.cuda.current_stream().wait_event(self._held)
+            self._held = None
+
     @abstractmethod
+    def values(self, moments: tuple[str, ...]) -> dict[str, Values]:
+        """Return what the optimizer updates: :data:`WEIGHTS`, and each moment after a first step.
+
+        They are the tensors themselves, fp32, in the shapes of :meth:`masters`; None for a moment of a whole parameter
+        that never had a gradient.
+        """
+
+    @abstractmethod
+    def loss_scale(self) -> State:
+        """Return :data:`LOSS_SCALE` in fp16, else {}: float64 ``[4]``, the scale and the counters that change it."""
+
+    @abstractmethod
+    def pieces(self, names: dict[str, nn.Parameter]) -> dict[str, Piece | None]:
+        """Return which part of each parameter is where in this rank's :meth:`masters`; None if none of it is."""
+
+    @abstractmethod
+    def shapes(self, names: dict[str, nn.Parameter]) -> dict[str, torch.Size]:
+        """Return the shapes of the whole parameters."""
+
+    def whole_tensors(self, names: dict[str, nn.Parameter], channel: dist.ProcessGroup | None = None) -> WholeTensors:
+        """Return what gathers values like :meth:`masters` on rank 0; every rank must call this.
+
+        Args:
+            channel: group of the thread that gathers; by default that is the training thread.
+        """
+        return WholeTensors(self.shapes(names), self.pieces(names), self.hold, channel)
+
     def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
         """Return whole fp32 weights and optimizer moments as new CPU tensors on rank 0; every rank must call this.
 
         Returns:
             ``<parameter>`` and ``<parameter>.<moment>`` for each parameter; moments only after a first step. In fp16
-            also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. Empty on
-            other ranks.
+            also :data:`LOSS_SCALE`. Empty on other ranks.
         """
+        whole = self.whole_tensors(names)
+        whole.copy(self.values(moments))
+        return stored(whole.gather()) | (self.loss_scale() if is_first() else {})
 
     @abstractmethod
     def load_full_state(
@@ -78,12 +124,14 @@ class Engine(ABC):
         The objects stay the same during the whole run.
         """
 
-    @abstractmethod
     def gather_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> State:
         """Gather ``values``, tensors with the shapes of :meth:`masters`, into whole tensors by parameter name.
 
         Every rank must call this; the result is fp32 on rank 0's CPU, and empty on other ranks.
         """
+        whole = self.whole_tensors(names)
+        whole.copy({WEIGHTS: values})
+        return whole.gather().get(WEIGHTS, {})
 
     @abstractmethod
     def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
@@ -96,3 +144,9 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the engine's memory; it cannot be used any more."""
+
+
+def stored(kinds: dict[str, State]) -> State:
+    """Return whole values of :meth:`Engine.values` by their names in a checkpoint."""
+    names = ((kind, name, value) for kind, state in kinds.items() for name, value in state.items())
+    return {name if kind == WEIGHTS else f"{name}.{kind}": value for kind, name, value in names}

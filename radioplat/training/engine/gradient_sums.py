@@ -14,7 +14,7 @@ from radioplat.errors import TrainingError
 
 
 @dataclass
-class Piece:
+class GradientPiece:
     """A part of a flat gradient that is exchanged as one message.
 
     Attributes:
@@ -44,7 +44,7 @@ class GradientSums:
         pieces: in the order in which they are exchanged.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], pieces: Sequence[Piece]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], pieces: Sequence[GradientPiece]) -> None:
         self._pieces, self._next, self._works = list(pieces), 0, list[dist.Work]()
         self._exchanges = dist.get_world_size() > 1
         self._open = self._left_out = False
@@ -132,7 +132,7 @@ class GradientSums:
 
 
 @torch.no_grad()
-def _add_current(piece: Piece) -> None:
+def _add_current(piece: GradientPiece) -> None:
     if piece.current is not None:
         piece.total.add_(piece.current)
         piece.current.zero_()

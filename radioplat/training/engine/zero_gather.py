@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from radioplat.spec.resolved.zero import BUCKET
-
-
-class Piece(NamedTuple):
-    """The part of a parameter that this rank's optimizer updates.
-
-    Attributes:
-        flat: index of the flat tensor in ``masters``.
-        start: of the part, in that tensor.
-        offset: of the part, in the parameter.
-        size: number of elements.
-    """
-
-    flat: int
-    start: int
-    offset: int
-    size: int
+from radioplat.training.engine.whole_layout import Piece
 
 
 def groups(engine: Any) -> list[list[nn.Parameter]]:
@@ -58,12 +43,11 @@ def _of_stages_1_and_2(optimizer: Any, flat: int, parameter: Any) -> Piece | Non
 
 
 def whole(
-    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], everywhere: bool
+    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the whole fp32 tensor of each partitioned parameter, of ``values`` with the shapes of ``masters``.
 
-    Every rank must exhaust the iterator. The tensors are on the engine's device and share memory; they are whole on
-    rank 0, with ``everywhere`` on all ranks.
+    Every rank must exhaust the iterator, and gets all of them. They are on the engine's device and share memory.
     """
     mine = pieces(engine)
     device = torch.device(engine.device)
@@ -71,12 +55,12 @@ def whole(
     size = 0
     for name, parameter in names.items():
         chunk.append((name, parameter, size))
-        size += _shape(parameter).numel()
+        size += shape_of(parameter).numel()
         if size >= BUCKET:
-            yield from _exchanged(chunk, size, mine, values, device, everywhere)
+            yield from _exchanged(chunk, size, mine, values, device)
             chunk, size = [], 0
     if chunk:
-        yield from _exchanged(chunk, size, mine, values, device, everywhere)
+        yield from _exchanged(chunk, size, mine, values, device)
 
 
 def _exchanged(
@@ -85,7 +69,6 @@ def _exchanged(
     mine: dict[nn.Parameter, Piece | None],
     values: list[torch.Tensor],
     device: torch.device,
-    everywhere: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     buffer = torch.zeros(size, dtype=torch.float32, device=device)
     for _, parameter, start in chunk:
@@ -94,15 +77,12 @@ def _exchanged(
                 values[piece.flat].narrow(0, piece.start, piece.size)
             )
     if dist.get_world_size() > 1:
-        # Each element is in one rank's piece, so the sum is exact.
-        if everywhere:
-            dist.all_reduce(buffer)
-        else:
-            dist.reduce(buffer, 0)
+        dist.all_reduce(buffer)  # each element is in one rank's piece, so the sum is exact
     for name, parameter, start in chunk:
-        shape = _shape(parameter)
+        shape = shape_of(parameter)
         yield name, buffer.narrow(0, start, shape.numel()).view(shape)
 
 
-def _shape(parameter: nn.Parameter) -> torch.Size:
+def shape_of(parameter: nn.Parameter) -> torch.Size:
+    """Return the shape of a whole parameter, also at stage 3."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))

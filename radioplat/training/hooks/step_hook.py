@@ -93,6 +93,22 @@ class StepHook:
         """Restore the state that :meth:`state_dict` returned, on every rank; not called if the checkpoint has none."""
 
 
+class ShardedHook(StepHook):
+    """A hook that also has tensors like those that the engine updates, each rank its own pieces.
+
+    Its ``state_dict`` is their whole values by parameter name and :meth:`small_state`. A checkpoint copies both, and
+    gathers the whole values while training goes on.
+    """
+
+    def shards(self) -> list[torch.Tensor]:
+        """Return the tensors themselves, in the shapes of :meth:`Engine.masters`."""
+        raise NotImplementedError
+
+    def small_state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the rest of the state, on the CPU, the same on every rank."""
+        raise NotImplementedError
+
+
 class StepHooks(StepHook):
     """Call several hooks one after the other, in the given order."""
 
@@ -159,9 +175,13 @@ class StepHooks(StepHook):
             record.figures |= hook.figures()
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return each hook's ``state_dict`` by the hook's name, without empty ones."""
-        states = {hook.name: hook.state_dict() for hook in self._hooks}
+        """Return each hook's ``state_dict`` by the hook's name, without empty ones and without :meth:`shards`."""
+        states = {h.name: h.small_state() if isinstance(h, ShardedHook) else h.state_dict() for h in self._hooks}
         return {name: state for name, state in states.items() if state}
+
+    def shards(self) -> dict[str, list[torch.Tensor]]:
+        """Return the :meth:`ShardedHook.shards` of each hook that has some, by the hook's name."""
+        return {hook.name: hook.shards() for hook in self._hooks if isinstance(hook, ShardedHook)}
 
     def load_states(self, states: Mapping[str, dict[str, Any]]) -> None:
         """Load into each hook the state with its name, if there is one."""

@@ -43,7 +43,8 @@ class StepRecord:
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
         seconds: from the beginning of the step to its end.
-        period: seconds since the end of the step before, without validation; ``seconds`` for the first step.
+        period: seconds since the end of the step before, with a save between them and without validation;
+            ``seconds`` for the first step.
         decision: decision whether the step may update the weights.
         moved: True if the weights were updated; False if the step was skipped or its gradients were not finite.
         figures: figures of the hooks, by name.

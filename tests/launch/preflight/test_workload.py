@@ -8,6 +8,7 @@ import pytest
 
 from radioplat.cluster.gpu_kinds import kind_of
 from radioplat.cluster.resources import Resources
+from radioplat.common.terminal import size
 from radioplat.design.models import design_models
 from radioplat.launch.preflight import workload
 from radioplat.launch.preflight.preflight import Preflight
@@ -86,6 +87,18 @@ def test_inline_teachers_take_the_workers_time_and_send_nothing():
     assert f"{weights / 1e6:.0f} MB for teachers" in inline.facts["memory of a worker's GPU"]
     local = told("train.num_gpus=1", on_ray=False, resources=Resources(8, 1, (kind_of("H100"),)))
     assert local.facts["GPUs"] == "1 of 1: 1 worker(s) with a, b inline"
+
+
+def test_the_memory_for_checkpoints_is_a_copy_of_each_shard_and_whole_tensors_on_the_first_worker():
+    sharded = told("train.zero_stage=2", "train.enable_ema=true")
+    quarter, whole = (size(bytes_ * sharded.models.student_parameters) for bytes_ in (4, 16))
+    assert sharded.facts["memory for checkpoints"] == (
+        f"{quarter} on the GPU, if 10% of its memory then stay free, and {whole} of the first worker's host memory, "
+        f"{quarter} of each other one's"
+    )
+    apart = told("train.zero_stage=2", "train.offload=true").facts["memory for checkpoints"]
+    assert "GPU" not in apart and "of each other one's" in apart
+    assert told("train.engine=ddp").facts["memory for checkpoints"].endswith("of the first worker's host memory")
 
 
 @pytest.mark.parametrize(

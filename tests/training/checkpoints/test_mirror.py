@@ -86,7 +86,7 @@ def shelf(tmp_path, mirror):
 
 
 def put(shelf: CheckpointWriter, made: Snapshot):
-    shelf.put(made, lambda path: None)
+    shelf.put(lambda: made, lambda path: None)
     return shelf.wait()
 
 

@@ -42,7 +42,7 @@ sys.addaudithook(look)
 def put(shelf, step, number):
     moments = {"x.exp_avg": torch.full((3,), float(number))}
     made = snapshot(f"model_epoch_{step:03d}", student, student.state_dict(), moments, RunState(step))
-    shelf.put(made, lambda path: None)
+    shelf.put(lambda: made, lambda path: None)
     return shelf.wait()
 
 def shelf(name):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,8 @@ def names(folder: Path) -> list[str]:
 
 def test_nobody_waits_but_for_the_one_before(writer, made, tmp_path):
     mine, release, order = writer(), threading.Event(), []
-    mine.put(made(1), lambda path: (order.append(path.name), release.wait(30)))
-    second = threading.Thread(target=lambda: mine.put(made(2), lambda path: order.append(path.name)))
+    mine.put(partial(made, 1), lambda path: (order.append(path.name), release.wait(30)))
+    second = threading.Thread(target=lambda: mine.put(partial(made, 2), lambda path: order.append(path.name)))
     second.start()
     second.join(0.5)
     assert second.is_alive()  # one in flight
@@ -83,7 +84,7 @@ def test_nobody_waits_but_for_the_one_before(writer, made, tmp_path):
 def test_what_is_told_is_whole(writer, made):
     found = []
     mine = writer()
-    mine.put(made(1), lambda path: found.append(verified_state(path)))
+    mine.put(partial(made, 1), lambda path: found.append(verified_state(path)))
     mine.wait()
     assert found == [RunState(1)]
 
@@ -91,7 +92,7 @@ def test_what_is_told_is_whole(writer, made):
 def test_nothing_goes_before_the_new_one_is_committed(writer, made, tmp_path):
     mine, seen = writer(keep_last=1), []
     for step in (1, 2, 3):
-        mine.put(made(step), lambda path: seen.append(names(path.parent)))
+        mine.put(partial(made, step), lambda path: seen.append(names(path.parent)))
     mine.wait()
     assert seen[2] == ["model_epoch_002", "model_epoch_003", "model_latest"]
     assert names(tmp_path / "run") == ["model_epoch_003", "model_latest"]
@@ -100,12 +101,12 @@ def test_nothing_goes_before_the_new_one_is_committed(writer, made, tmp_path):
 def test_the_best_stays_and_is_known_to_the_next_start(writer, made, tmp_path):
     mine = writer(keep_last=1, keep_best=1)
     for step, score in ((1, 0.2), (2, 0.8), (3, 0.5)):
-        mine.put(made(step), lambda path: None)
+        mine.put(partial(made, step), lambda path: None)
         mine.score(mine.wait().newest, {"knn/top1": score})
     mine.wait()
     assert names(tmp_path / "run") == ["model_epoch_002", "model_epoch_003", "model_latest"]
     again = writer(keep_last=1, keep_best=1)
-    again.put(made(4), lambda path: None)
+    again.put(partial(made, 4), lambda path: None)
     again.wait()
     assert names(tmp_path / "run") == ["model_epoch_002", "model_epoch_004", "model_latest"]
     assert newest(tmp_path / "run")[0].name == "model_epoch_004"  # a score beside it makes none less whole
@@ -113,12 +114,12 @@ def test_the_best_stays_and_is_known_to_the_next_start(writer, made, tmp_path):
 
 def test_a_limit_on_files_is_survived(writer, made, tmp_path):
     mine = writer()
-    mine.put(made(1), lambda path: None)
+    mine.put(partial(made, 1), lambda path: None)
     mine.wait()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
     try:
-        mine.put(made(2, 2**19), lambda path: pytest.fail("it is not committed"))
+        mine.put(partial(made, 2, 2**19), lambda path: pytest.fail("it is not committed"))
         outcome = mine.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -126,7 +127,7 @@ def test_a_limit_on_files_is_survived(writer, made, tmp_path):
     assert len(mine.said) == 1 and "model_epoch_002 could not be written: File too large" in mine.said[0]
     assert names(tmp_path / "run") == ["model_epoch_001", "model_latest"]
     assert newest(tmp_path / "run")[1].global_step == 1
-    mine.put(made(3, 2**19), lambda path: None)
+    mine.put(partial(made, 3, 2**19), lambda path: None)
     assert (mine.wait().failures, mine.wait().step) == (0, 3)
 
 
@@ -143,15 +144,15 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_is_survived(writer, made, small_disk):
     mine = writer(keep_last=1)
-    mine.put(made(1), lambda path: None)
+    mine.put(partial(made, 1), lambda path: None)
     mine.wait()
     for count in (1, 2):
-        mine.put(made(2, 2**19), lambda path: pytest.fail("it is not committed"))
+        mine.put(partial(made, 2, 2**19), lambda path: pytest.fail("it is not committed"))
         assert mine.wait().failures == count
         assert "No space left on device" in mine.said[-1] and "newest here is model_epoch_001" in mine.said[-1]
         assert names(small_disk) == ["model_epoch_001", "model_latest"]  # nothing is left of what did not fit
     assert newest(small_disk)[1].global_step == 1
-    mine.put(made(3), lambda path: None)
+    mine.put(partial(made, 3), lambda path: None)
     assert mine.wait().failures == 0 and names(small_disk) == ["model_epoch_003", "model_latest"]
 
 
@@ -159,7 +160,7 @@ def test_a_mistake_of_ours_is_no_full_disk(writer, made):
     mine = writer()
     bad = made(1)
     bad.files["optimizer.safetensors"][0]["x"] = torch.zeros(2, dtype=torch.complex64)
-    mine.put(bad, lambda path: None)
+    mine.put(lambda: bad, lambda path: None)
     outcome = mine.wait()
     assert outcome.fatal.startswith("KeyError") and outcome.newest is None and outcome.failures == 0
 

@@ -50,7 +50,7 @@ def work(folder: Path) -> None:
             engine.step()
         sent: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "broadcast"):
+            for name in ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "broadcast", "send", "recv"):
                 real = getattr(dist, name)
 
                 def counted(*given, real=real, name=name, sent=sent, **named):
@@ -77,7 +77,9 @@ def test_all_parameters_travel_in_few_messages(tmp_path):
     whole = first["fp32", 1][0]
     for case in CASES:
         into, pieces, state, together, messages = first[case]
-        assert together == ["all_reduce", "reduce", "reduce", "reduce"] and 1 < messages < len(into), case
+        # The second rank says that it has copied its pieces, and sends a message of each kind.
+        assert together == ["all_reduce", "recv", "recv", "recv", "recv"] and 1 < messages < len(into), case
+        assert second[case][3] == ["all_reduce", "send", "send", "send", "send"], case
         for name, value in into.items():
             assert torch.equal(value, second[case][0][name]) and torch.equal(value, pieces[name])
             assert torch.equal(value, state[name]) and state[f"{name}.exp_avg"].shape == value.shape
