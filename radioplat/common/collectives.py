@@ -96,7 +96,8 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def alike(
-    action: Callable[[], Result], waiting: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    action: Callable[[], Result],
+    waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Result:
     """Return the result of ``action`` on this rank; every rank must call it.
 

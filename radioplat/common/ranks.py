@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     device: torch.device = torch.device("cpu")
-    waiting: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
     def share(self, items: int, batch: int = 1) -> np.ndarray:
         """Return the positions of this rank's items, int64: batches of consecutive items go to the ranks in turn.
@@ -62,9 +62,13 @@ class Ranks:
         with self.waiting():
             return collectives.gather_objects(value) if self.count > 1 else [value]
 
-    def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows ``[n, ...]`` of every rank, one rank after the other, on the device of ``rows``."""
-        counts = self.objects(len(rows))
+    def rows(self, rows: torch.Tensor, counts: Sequence[int] | None = None) -> torch.Tensor:
+        """Return the rows ``[n, ...]`` of every rank, one rank after the other, on the device of ``rows``.
+
+        Args:
+            counts: n of every rank, if it is known.
+        """
+        counts = self.objects(len(rows)) if counts is None else counts
         with self.waiting():
             return torch.cat(collectives.gather_rows(rows, counts)) if self.count > 1 else rows
 
@@ -72,7 +76,7 @@ class Ranks:
         """Return rows ``[N, ...]`` in order, of which this rank has those of :meth:`share`."""
         counts = self.objects(len(rows))
         order = np.argsort(np.concatenate([np.arange(count) * self.count + r for r, count in enumerate(counts)]))
-        return self.rows(rows)[torch.from_numpy(order).to(rows.device)]
+        return self.rows(rows, counts)[torch.from_numpy(order).to(rows.device)]
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum of ``values`` over the ranks, computed in place."""

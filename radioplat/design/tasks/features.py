@@ -40,7 +40,7 @@ from radioplat.models.model_kind import ModelKind
 from radioplat.models.pretrained.initial_weights import start_student
 from radioplat.models.student.checkpoint import STUDENT as STUDENT_FORMAT
 from radioplat.models.student.fold_target_norm import fold_heads
-from radioplat.models.student.student import Student
+from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.weights.load_together import load_together
 from radioplat.objectives.distill import ClassifyObjective, DistillObjective
 from radioplat.objectives.objective import Objective
@@ -67,8 +67,7 @@ class Features:
 
     def validates(self, run: Run) -> bool:
         """Return True if the run has metrics on held-out images."""
-        measured = run.architecture.num_classes > 0 or run.architecture.quantized is not None
-        return run.spec.dataset.knn_validation or (measured and has_held_out(run.spec))
+        return is_measured(run.spec, run.architecture)
 
     def validate(self, run: Run, checkpoint: Path, ranks: Ranks) -> Validation:
         """Measure ``checkpoint`` on the held-out images, with EMA weights if there are any; see :class:`Task`.
@@ -110,6 +109,12 @@ class Classify(Features):
     def objective(self, run: Run) -> Objective:
         """Build the student with its initial weights and the loss; equal on every rank."""
         return ClassifyObjective(build_student(run), run.student_view)
+
+
+def is_measured(spec: Spec, architecture: StudentArchitecture) -> bool:
+    """Return True if a run that trains a student of ``architecture`` validates it."""
+    measured = architecture.num_classes > 0 or architecture.quantized is not None
+    return spec.dataset.knn_validation or (measured and has_held_out(spec))
 
 
 def build_student(run: Run) -> Student:

@@ -105,12 +105,12 @@ def measure_detector(
     places, boxes = ranks.alike(names_memory("dataset.val_batch_size")(detect_own))
     table = ranks.rows(torch.stack(places) if places else torch.zeros(0, 2, dtype=torch.int64))
     arrays = ranks.rows(torch.cat(boxes) if boxes else torch.zeros(0, 6, dtype=torch.float64))
-    found = {int(i): part.numpy() for i, part in zip(table[:, 0], arrays.split(table[:, 1].tolist()), strict=True)}
-    pictures = [split.pictures[i] for i in sorted(found)]
+    by_place = {int(i): part.numpy() for i, part in zip(table[:, 0], arrays.split(table[:, 1].tolist()), strict=True)}
+    pictures = [split.pictures[i] for i in sorted(by_place)]
     truth, detections = [picture.boxes for picture in pictures], list[Detections]()
-    for i, picture in zip(sorted(found), pictures, strict=True):
+    for i, picture in zip(sorted(by_place), pictures, strict=True):
         scale = np.array([picture.width, picture.height] * 2) / size
-        detections.append(Detections.of(found[i][:, :4] * scale, found[i][:, 4], found[i][:, 5]))
+        detections.append(Detections.of(by_place[i][:, :4] * scale, by_place[i][:, 4], by_place[i][:, 5]))
     count, of_all = len(split.classes), sum(ranks.objects(unreadable), Counter[str]())
     coco, voc = coco_metrics(truth, detections, count, ranks), voc_ap(truth, detections, count, ranks=ranks)
     return DetectionResult(coco, voc, split.classes, len(truth), dict(of_all), truth, detections, pictures)

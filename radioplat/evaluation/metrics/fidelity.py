@@ -66,10 +66,9 @@ class TeacherMean:
 
     def share(self, ranks: Ranks) -> None:
         """Add the features of all ranks, which each rank then has."""
-        parts = [part for part in ranks.objects((self._sum, self.count)) if part[0] is not None]
-        if parts:
-            self._sum = torch.stack([total.cpu() for total, _ in parts]).sum(0).to(ranks.device)
-            self.count = sum(count for _, count in parts)
+        sums, counts = zip(*ranks.objects((None if self._sum is None else self._sum.cpu(), self.count)), strict=True)
+        if known := [each for each in sums if each is not None]:
+            self._sum, self.count = torch.stack(known).sum(0).to(ranks.device), sum(counts)
 
     @property
     def mean(self) -> Tensor:

@@ -36,10 +36,11 @@ class SharedRows:
         """
         first = 0
         for owners in self._owners.split(size) if len(self) else ():
-            own = self._own[first : first + int((owners == self._ranks.rank).sum())].to(self._ranks.device)
+            counts = owners.bincount(minlength=self._ranks.count).tolist()
+            own = self._own[first : first + counts[self._ranks.rank]].to(self._ranks.device)
             first += len(own)
             order = owners.argsort(stable=True).argsort().to(own.device)  # of each row, its place among those gathered
-            yield self._ranks.rows(own)[order]
+            yield self._ranks.rows(own, counts)[order]
 
     def gathered(self) -> Tensor:
         """Return all rows, on the device; for small ones, such as labels."""
