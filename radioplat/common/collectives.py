@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -64,6 +64,62 @@ def gather_objects(value: Any) -> list[Any]:
     box = [None] * dist.get_world_size()
     dist.all_gather_object(box, value)
     return box
+
+
+def gather_rows(rows: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    """Return the ``rows`` of every rank, by rank, on the device of ``rows``; every rank must call it.
+
+    Args:
+        rows: ``[n, ...]``; all dimensions but the first are equal on all ranks. Not bool.
+        counts: n of every rank.
+    """
+    if alone() or not max(counts):
+        return [rows] * len(counts)
+    padded = rows.new_zeros((max(counts), *rows.shape[1:]))  # the collective needs equal shapes
+    padded[: len(rows)] = rows
+    padded = _carried(padded)
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    return [part[:count].to(rows.device) for part, count in zip(parts, counts, strict=True)]
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Overwrite ``tensors`` by those of rank 0; every rank must pass the same number, of the same shapes and dtypes."""
+    if alone():
+        return
+    for tensor in tensors:
+        carried = _carried(tensor.contiguous())
+        dist.broadcast(carried, src=0)
+        if not is_first():
+            tensor.copy_(carried)
+
+
+def alike(
+    action: Callable[[], Result],
+    waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Result:
+    """Return the result of ``action`` on this rank; every rank must call it.
+
+    ``action`` may not use collectives, since it may fail on one rank alone.
+
+    Args:
+        waiting: context of the wait for the other ranks.
+
+    Raises:
+        RadioplatError, OSError: on every rank, that of the first rank on which ``action`` raised one.
+    """
+    problem: RadioplatError | OSError | None = None
+    try:
+        result = action()
+    except (RadioplatError, OSError) as error:
+        problem = error
+    with waiting():
+        problems = [one for one in gather_objects(problem) if one is not None]
+    if problems:
+        with mark_agreed():
+            raise problems[0]
+    return result
 
 
 @contextlib.contextmanager
@@ -128,12 +184,14 @@ def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
     """Reduce ``values`` in place; with NCCL, a CPU tensor is reduced through a copy on the GPU."""
     if alone():
         return values
-    if values.device.type == "cpu" and dist.get_backend() == "nccl":
-        on_device = values.cuda()
-        dist.all_reduce(on_device, op=op)
-        return values.copy_(on_device)
-    dist.all_reduce(values, op=op)
-    return values
+    carried = _carried(values)
+    dist.all_reduce(carried, op=op)
+    return values if carried is values else values.copy_(carried)
+
+
+def _carried(values: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` where the process group reads them: with NCCL a CPU tensor's copy on the GPU."""
+    return values.cuda() if values.device.type == "cpu" and dist.get_backend() == "nccl" else values
 
 
 def barrier(channel: dist.ProcessGroup | None = None) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+
+from radioplat.errors import TrainingError
 
 # CUDA and its libraries (cuBLAS, cuDNN, cuSOLVER, cuFFT), which allocate outside of torch's allocator; NCCL ("Failed to
 # CUDA calloc async 4 bytes", below "Last error:"); torch's allocator of host memory, C++, and the operating system.
@@ -17,6 +21,22 @@ _SEARCH = re.compile(WORDS, re.IGNORECASE).search
 def says_out_of_memory(text: str) -> bool:
     """Return True if a message says that an allocation of memory failed."""
     return _SEARCH(text) is not None
+
+
+@contextlib.contextmanager
+def names_memory(where: str) -> Iterator[None]:
+    """Name the field ``where``, a batch size, if memory runs out in this block.
+
+    Raises:
+        TrainingError: memory ran out.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise TrainingError(f"memory ran out: {first}", where=where, hint="Take a smaller one.") from error
 
 
 def ran_out(error: BaseException) -> bool:

@@ -9,6 +9,8 @@ addition to those of a micro-batch; and in fp32 ZeRO also has a copy of the weig
 activations, the one or two buckets in which stages 1 and 2 send gradients during a backward pass (of at most
 :data:`BUCKET` elements), and at stage 3 parameters of fewer than 100,000 elements, which DeepSpeed does not shard.
 
+A validation adds :func:`validation_bytes` between two steps, when no activations of training exist.
+
 The engine ``ddp`` (:mod:`radioplat.training.engine.ddp_engine`) shards nothing. In 16 bits it has the same tensors as
 stage 1 with one worker, in fp32 those of stage 0.
 """
@@ -86,6 +88,20 @@ def checkpoint_bytes(train: TrainConfig, world: int) -> CheckpointBytes:
         first_host=4 * numbers,
         other_host=4 * numbers / shards if shards > 1 else 0,
     )
+
+
+def validation_bytes(train: TrainConfig, parameters: int, quantized: bool = False) -> int:
+    """Return the bytes that a validation adds on the device of each worker: a whole copy of the student, at any stage.
+
+    The copy is freed when the validation ends. Beside it are the activations of a forward pass of
+    ``dataset.val_batch_size`` images, for kNN a block of at most 32,768 rows of features, and this worker's queries.
+    Features of all other images are in host memory, each on the worker that computed it.
+
+    Args:
+        parameters: of the student, with heads and without peers.
+        quantized: it has quantizers and is measured in fp32.
+    """
+    return parameters * (4 if quantized or precision_of(train) is Precision.fp32 else 2)
 
 
 def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from forked import load, run_ranks
 
-from radioplat.design.memory import checkpoint_bytes, parameter_bytes
+from radioplat.design.memory import checkpoint_bytes, parameter_bytes, validation_bytes
+from radioplat.evaluation.models.evaluated_model import in_precision, validation_dtype
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.train import TrainConfig
 
@@ -120,3 +122,14 @@ def test_offloading_leaves_what_computes():
 def test_what_a_checkpoint_takes(overrides, expected):
     taken = checkpoint_bytes(load_spec(None, [f"train.{change}" for change in overrides]).train, 4)
     assert (taken.device, taken.first_host, taken.other_host) == expected
+
+
+@pytest.mark.parametrize(("precision", "quantized"), [("fp32", False), ("bf16", False), ("bf16", True)])
+def test_a_validation_copies_the_student(radio_student, precision, quantized):
+    student = radio_student()
+    train = load_spec(None, [f"train.precision={precision}"]).train
+    gpu = torch.device("cuda")  # only its name is used
+    copy = student if quantized else in_precision(student, validation_dtype(train, gpu))
+    parameters = list(copy.parameters())
+    count = sum(parameter.numel() for parameter in parameters)
+    assert validation_bytes(train, count, quantized) == sum(p.numel() * p.element_size() for p in parameters)

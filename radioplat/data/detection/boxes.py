@@ -98,7 +98,11 @@ class Detections:
         """Drop detections with a number that is not finite, an empty box, or a class outside ``num_classes``."""
         good = np.isfinite(self.xyxy).all(1) & np.isfinite(self.scores)
         good &= (self.xyxy[:, 2:] > self.xyxy[:, :2]).all(1) & (self.labels >= 0) & (self.labels < num_classes)
-        return Detections(self.xyxy[good], self.labels[good], self.scores[good])
+        return self.take(good)
+
+    def take(self, keep: np.ndarray) -> Detections:
+        """Select detections by ``keep``, a mask or indices."""
+        return Detections(self.xyxy[keep], self.labels[keep], self.scores[keep])
 
 
 @dataclass

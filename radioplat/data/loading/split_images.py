@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from radioplat.common.ranks import Ranks
 from radioplat.data.batch import Batch
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.threads import load_batches
@@ -25,6 +26,10 @@ class Images:
     reader: MicroBatchReader
     batch_size: int
     threads: int
+
+    def share(self, ranks: Ranks) -> Images:
+        """Return the images of this rank: whole batches, each with the same images whatever the number of ranks."""
+        return replace(self, rows=self.rows[ranks.share(len(self.rows), self.batch_size)])
 
     def batches(self) -> Iterator[Batch]:
         """Yield batches in order; unreadable samples have weight 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radioplat.common.ranks import Ranks
 from radioplat.design.detector import detect_objective, start_detector
 from radioplat.design.run import Run, has_held_out
 from radioplat.design.student import prepare_student
@@ -30,7 +31,8 @@ class Detect:
         """Return True if the spec names held-out images."""
         return has_held_out(run.spec)
 
-    def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """Measure mAP of ``checkpoint`` on the held-out images, with EMA weights if the run has them; rank 0 only."""
-        result, faults = measure_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema)
+    def validate(self, run: Run, checkpoint: Path, ranks: Ranks) -> Validation:
+        """Measure mAP of ``checkpoint`` on the held-out images, with EMA weights if the run has them; see
+        :class:`Task`."""
+        result, faults = measure_checkpoint(run.spec, checkpoint, run.spec.train.enable_ema, ranks)
         return Validation(result.kpi(), [f"annotations of held-out images: {faults}"])

@@ -10,26 +10,38 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+from radioplat.common.collectives import mark_agreed
 from radioplat.common.cpu_threads import limit_torch_threads
+from radioplat.common.ranks import Ranks
 from radioplat.design.run import Run, has_held_out
 from radioplat.design.student import prepare_student
 from radioplat.design.tasks.task import Validation
-from radioplat.errors import WeightsError
+from radioplat.errors import TrainingError, WeightsError
 from radioplat.evaluation.measure.findings import Findings
-from radioplat.evaluation.measure.images import open_images
-from radioplat.evaluation.measure.measure import measure
+from radioplat.evaluation.measure.images import open_images_together
+from radioplat.evaluation.measure.measure import measure_together
 from radioplat.evaluation.metrics.accuracy import Accuracy
 from radioplat.evaluation.metrics.feature_similarity import FeatureSimilarity
 from radioplat.evaluation.metrics.fidelity import Fidelity
 from radioplat.evaluation.metrics.knn import Knn
-from radioplat.evaluation.metrics.metric import Setup
+from radioplat.evaluation.metrics.metric import Setup, SharedMetric
+from radioplat.evaluation.metrics.shared_knn import SharedKnn
 from radioplat.evaluation.models.cached_teachers import teacher_encoders
 from radioplat.evaluation.models.converted import converted
-from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads, student_encoder
+from radioplat.evaluation.models.evaluated_model import (
+    Encoder,
+    EvaluatedModel,
+    StudentHeads,
+    in_precision,
+    student_encoder,
+    validation_dtype,
+)
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.pretrained.initial_weights import start_student
-from radioplat.models.student.checkpoint import load_student
-from radioplat.models.student.student import Student
+from radioplat.models.student.checkpoint import STUDENT as STUDENT_FORMAT
+from radioplat.models.student.fold_target_norm import fold_heads
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.weights.load_together import load_together
 from radioplat.objectives.distill import ClassifyObjective, DistillObjective
 from radioplat.objectives.objective import Objective
 from radioplat.objectives.peers import Peer
@@ -39,7 +51,7 @@ from radioplat.spec.schema.root import Spec
 
 STUDENT, CONVERTED = "student", "converted"
 CONVERTED_SIMILARITY = f"{CONVERTED}/likeness"  # prefix of these metrics' names, as in logs of earlier releases
-_METRICS = (Knn, Accuracy, Fidelity, FeatureSimilarity)
+_METRICS: tuple[type[SharedMetric], ...] = (SharedKnn, Accuracy, Fidelity, FeatureSimilarity)
 IMAGES = 512  # images of each split to validate a quantized student, unless the spec sets a number
 
 
@@ -55,27 +67,30 @@ class Features:
 
     def validates(self, run: Run) -> bool:
         """Return True if the run has metrics on held-out images."""
-        measured = run.architecture.num_classes > 0 or run.architecture.quantized is not None
-        return run.spec.dataset.knn_validation or (measured and has_held_out(run.spec))
+        return is_measured(run.spec, run.architecture)
 
-    def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """Measure ``checkpoint`` on the held-out images, with EMA weights if there are any; rank 0 only, on the CPU."""
-        student = load_student(checkpoint, ema=run.spec.train.enable_ema)
+    def validate(self, run: Run, checkpoint: Path, ranks: Ranks) -> Validation:
+        """Measure ``checkpoint`` on the held-out images, with EMA weights if there are any; see :class:`Task`.
+
+        A student with quantizers, whose scales are fp32, is measured in fp32. onnxruntime runs the converted model on
+        each rank's CPU.
+        """
+        student = load_together(ranks, STUDENT_FORMAT, checkpoint, ema=run.spec.train.enable_ema)
         size = run.spec.dataset.val_img_size or student.architecture.img_size
-        models, notes = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student))}, list[str]()
+        notes = list[str]()
         with contextlib.ExitStack() as stack:
-            teachers: list[ResolvedTeacher] = []
-            if run.architecture.quantized is not None and has_held_out(run.spec):
-                models[CONVERTED], how = stack.enter_context(converted(student, size))
+            models, teachers = dict[str, EvaluatedModel](), list[ResolvedTeacher]()
+            if run.architecture.quantized is None:
+                in_precision(student, validation_dtype(run.spec.train, ranks.device))
+            elif has_held_out(run.spec):
+                fold_heads(student)
+                models[CONVERTED], how = _converted(student, size, ranks, stack)
                 notes.append(f"the converted model is {how}")
-                try:
-                    teachers = _teachers(run, student)
-                    encoders = stack.enter_context(teacher_encoders(_with_feature_cache(run), teachers, "cpu"))
-                    models |= {t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}
-                except WeightsError as error:  # teachers may run elsewhere, without their files on this machine
-                    teachers = []
-                    notes.append(f"no fidelity: {error.problems[0]}")
-            findings = _measured(run, models, teachers)
+                teachers, missing = _teachers(run, student, ranks, models, stack)
+                notes += missing
+            student.to(ranks.device)
+            models = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student)), **models}
+            findings = _measured(run, models, teachers, ranks)
         return Validation(_kpi(findings), notes)
 
 
@@ -96,22 +111,67 @@ class Classify(Features):
         return ClassifyObjective(build_student(run), run.student_view)
 
 
+def is_measured(spec: Spec, architecture: StudentArchitecture) -> bool:
+    """Return True if a run that trains a student of ``architecture`` validates it."""
+    measured = architecture.num_classes > 0 or architecture.quantized is not None
+    return spec.dataset.knn_validation or (measured and has_held_out(spec))
+
+
 def build_student(run: Run) -> Student:
     """Build the student with its initial weights; seeded, so equal on every rank."""
     return prepare_student(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
-def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[ResolvedTeacher]) -> Findings:
+def _converted(student: Student, size: int, ranks: Ranks, stack: contextlib.ExitStack) -> tuple[EvaluatedModel, str]:
+    """Convert ``student`` on every rank; return the model and a description of the conversion.
+
+    Raises:
+        RadioplatError: on every rank, if one cannot convert it, or not as the others.
+    """
+    model, how = ranks.alike(lambda: stack.enter_context(converted(student, size, ranks.device)))
+    kinds = dict.fromkeys(ranks.objects(how))
+    if len(kinds) > 1:
+        with mark_agreed():
+            raise TrainingError(f"the workers convert the student in different ways: {'; '.join(kinds)}")
+    return model, how
+
+
+def _teachers(
+    run: Run, student: Student, ranks: Ranks, models: dict[str, EvaluatedModel], stack: contextlib.ExitStack
+) -> tuple[list[ResolvedTeacher], list[str]]:
+    """Add the teachers that ``student`` has a head for to ``models``; return them and notes.
+
+    If one worker cannot read their weights, there are none: teachers may run elsewhere, without their files here.
+    """
+    teachers = [t for t in frozen_teachers(run.spec) if t.name in student.head_names] if run.teachers else []
+
+    def open_teachers() -> tuple[dict[str, Encoder], str]:
+        """Return the encoders, or the reason why there are none."""
+        try:
+            return stack.enter_context(teacher_encoders(_with_feature_cache(run), teachers, str(ranks.device))), ""
+        except WeightsError as error:
+            return {}, str(error.problems[0])
+
+    encoders, reason = ranks.alike(open_teachers)
+    if reasons := [each for each in ranks.objects(reason) if each]:
+        return [], [f"no fidelity: {reasons[0]}"]
+    models |= {t.name: EvaluatedModel(encoders[t.name], t.view_size, None) for t in teachers}
+    return teachers, []
+
+
+def _measured(run: Run, models: dict[str, EvaluatedModel], teachers: list[ResolvedTeacher], ranks: Ranks) -> Findings:
     spec = _lean(run.spec, CONVERTED in models)
-    bank, queries, _ = open_images(spec, {model.size for model in models.values()}, run.architecture.class_names)
+    bank, queries = open_images_together(
+        ranks, spec, {model.size for model in models.values()}, run.architecture.class_names
+    )
     if not (spec.dataset.knn_validation or CONVERTED in models):
         bank = dataclasses.replace(bank, rows=bank.rows[:0])  # a classifier needs no neighbours
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
-    setup = Setup(spec, models, kinds, len(queries.rows), STUDENT if CONVERTED in models else None)
+    reference = STUDENT if CONVERTED in models else None
+    setup = Setup(spec, models, kinds, len(queries.rows), reference, device=str(ranks.device))
     metrics = [metric(setup) for metric in _METRICS]
     with limit_torch_threads(bank.threads):
-        measure(setup, metrics, bank, queries)
-        return Findings.of(metrics)
+        return measure_together(ranks, setup, metrics, bank, queries)
 
 
 def _lean(spec: Spec, quantized: bool) -> Spec:
@@ -122,10 +182,6 @@ def _lean(spec: Spec, quantized: bool) -> Spec:
     elif quantized and config.max_images is None:
         config = dataclasses.replace(config, max_images=IMAGES)
     return dataclasses.replace(spec, evaluate=config)
-
-
-def _teachers(run: Run, student: Student) -> list[ResolvedTeacher]:
-    return [t for t in frozen_teachers(run.spec) if t.name in student.head_names] if run.teachers else []
 
 
 def _with_feature_cache(run: Run) -> Spec:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from radioplat.common.ranks import Ranks
 from radioplat.design.run import Run
 from radioplat.models.model_kind import ModelKind
 from radioplat.objectives.objective import Objective
@@ -43,6 +44,14 @@ class Task(Protocol):
         """Return True if the run has metrics on held-out images."""
         ...
 
-    def validate(self, run: Run, checkpoint: Path) -> Validation:
-        """Measure ``checkpoint`` on the held-out images; rank 0 only, on the CPU."""
+    def validate(self, run: Run, checkpoint: Path, ranks: Ranks) -> Validation:
+        """Measure the weights in ``checkpoint`` on the held-out images; every rank must call it.
+
+        Each rank encodes its share of the images on its device, in the run's precision, with a copy of the model beside
+        the one that trains (see :func:`radioplat.design.memory.validation_bytes`); only rank 0 reads ``checkpoint``.
+        The result is the same on every rank, and at any number of ranks.
+
+        Raises:
+            RadioplatError, OSError: on every rank, if one of them raised it.
+        """
         ...

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from radioplat.common.ranks import ALONE, Ranks
 from radioplat.data.detection.boxes import Boxes, Detections
 from radioplat.errors import SpecError
 
@@ -38,12 +40,15 @@ class CocoResult:
     unusable: int = 0
 
 
-def coco_metrics(truth: Sequence[Boxes], detections: Sequence[Detections], num_classes: int) -> CocoResult:
+def coco_metrics(
+    truth: Sequence[Boxes], detections: Sequence[Detections], num_classes: int, ranks: Ranks = ALONE
+) -> CocoResult:
     """Compare the ``detections`` of each image with its ``truth``; crowds are ignored.
 
     Args:
-        truth, detections: one entry an image, in the same pixels.
+        truth, detections: one entry an image, in the same pixels; the same on all ranks.
         num_classes: labels are below it.
+        ranks: each computes its share of the classes, which do not depend on each other, and gets all.
 
     Raises:
         SpecError: pycocotools is not installed.
@@ -51,7 +56,11 @@ def coco_metrics(truth: Sequence[Boxes], detections: Sequence[Detections], num_c
     """
     usable = [each.usable(num_classes) for each in detections]
     unusable = sum(map(len, detections)) - sum(map(len, usable))
-    precision, recall = _evaluate(_ground_truth(truth, num_classes), _results(truth, usable))
+    own = ranks.share(num_classes).tolist()
+    curves = ranks.alike(lambda: _evaluate(_ground_truth(truth, own), _results(truth, usable, own)))
+    precision, recall = (
+        ranks.in_turn(torch.from_numpy(curve).movedim(-2, 0).contiguous()).movedim(0, -2).numpy() for curve in curves
+    )
     of_all = precision[:, :, :, 0]  # thresholds, recalls, classes
     classes = range(num_classes)
     return CocoResult(
@@ -68,23 +77,27 @@ def coco_metrics(truth: Sequence[Boxes], detections: Sequence[Detections], num_c
     )
 
 
-def _ground_truth(truth: Sequence[Boxes], num_classes: int) -> dict:
+def _ground_truth(truth: Sequence[Boxes], classes: Sequence[int]) -> dict:
+    """Return the objects of ``classes`` as pycocotools reads them."""
     annotations: list[dict[str, Any]] = []
-    for i, boxes in enumerate(truth):
+    for i, all_boxes in enumerate(truth):
+        boxes = all_boxes.take(np.isin(all_boxes.labels, classes))
         for (x0, y0, x1, y1), label, crowd, area in zip(
             boxes.xyxy.tolist(), boxes.labels.tolist(), boxes.crowd.tolist(), boxes.area.tolist(), strict=True
         ):
             # Ids start at 1: pycocotools treats a match with object 0 as no match.
             note = {"id": len(annotations) + 1, "image_id": i, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0]}
             annotations.append(note | {"iscrowd": int(crowd), "area": area})
-    categories = [{"id": c, "name": str(c)} for c in range(num_classes)]
+    categories = [{"id": c, "name": str(c)} for c in classes]
     return {"images": [{"id": i} for i in range(len(truth))], "annotations": annotations, "categories": categories}
 
 
-def _results(truth: Sequence[Boxes], detections: Sequence[Detections]) -> list[dict]:
+def _results(truth: Sequence[Boxes], detections: Sequence[Detections], classes: Sequence[int]) -> list[dict]:
+    """Return the detections of ``classes`` as pycocotools reads them."""
+    kept = (each.take(np.isin(each.labels, classes)) for each in detections)
     return [
         {"image_id": i, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0], "score": score}
-        for i, (_, each) in enumerate(zip(truth, detections, strict=True))
+        for i, (_, each) in enumerate(zip(truth, kept, strict=True))
         for (x0, y0, x1, y1), label, score in zip(
             each.xyxy.tolist(), each.labels.tolist(), each.scores.tolist(), strict=True
         )

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torchvision.ops import box_iou
 
+from radioplat.common.ranks import ALONE, Ranks
 from radioplat.data.detection.boxes import Boxes, Detections
 
 
 def voc_ap(
-    truth: Sequence[Boxes], detections: Sequence[Detections], num_classes: int, iou: float = 0.5
+    truth: Sequence[Boxes], detections: Sequence[Detections], num_classes: int, iou: float = 0.5, ranks: Ranks = ALONE
 ) -> tuple[float | None, ...]:
     """Compute the average precision of each class; None for a class without objects.
 
@@ -22,13 +23,16 @@ def voc_ap(
     integer boxes.
 
     Args:
-        truth, detections: one entry an image, in the same pixels.
+        truth, detections: one entry an image, in the same pixels; the same on all ranks.
+        ranks: each computes its share of the classes, and gets all.
 
     Raises:
         ValueError: ``truth`` and ``detections`` have different lengths.
     """
     images = list(zip(truth, (each.usable(num_classes) for each in detections), strict=True))
-    return tuple(_class_ap(images, label, iou) for label in range(num_classes))
+    own = {int(label): _class_ap(images, label, iou) for label in ranks.share(num_classes)}
+    by_class = {label: value for part in ranks.objects(own) for label, value in part.items()}
+    return tuple(by_class[label] for label in range(num_classes))
 
 
 def mean_ap(by_class: Sequence[float | None]) -> float | None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from radioplat.common.out_of_memory import names_memory
+from radioplat.common.ranks import Ranks
 from radioplat.data.batch import Batch
 from radioplat.data.loading.split_images import Images
 from radioplat.errors import RadioplatError
+from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.processes import Processes
 from radioplat.evaluation.measure.sample_maps import SampleMaps
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.metric import Metric, Setup
+from radioplat.evaluation.metrics.metric import Metric, Setup, SharedMetric
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel
 from radioplat.models.features import Features
 
-Encode = Callable[[Iterator[Batch], dict[str, EvaluatedModel]], Iterator[tuple[Batch, dict[str, Features]]]]
+_Encoded = Iterator[tuple[Batch, dict[str, Features]]]
+Encode = Callable[[Iterator[Batch], dict[str, EvaluatedModel]], _Encoded]
 
 
 def measure(
@@ -45,25 +49,62 @@ def measure(
     total = sum(math.ceil(len(images.rows) / images.batch_size) for images in (bank, queries))
     count, sample = _Counter(progress, total), SampleMaps(setup)
     with ThreadPoolExecutor(at_once, "encode") as pool:
-        encode = processes.encode if processes else _encoder(pool)
-
-        def encoded(images: Images) -> Iterator[EncodedBatch]:
-            for batch, features in encode(count(images.batches()), dict(setup.models)):
-                if (readable := EncodedBatch.of(batch, features, setup.models)) is not None:
-                    yield readable
-
-        for batch in encoded(bank):
-            _require_widths(setup, batch.features)
-            setup.training.add(batch)
-            for metric in metrics:
-                metric.learn(batch)
-        for batch in encoded(queries):
-            setup.held_out.add(batch)
-            with torch.inference_mode():
-                for metric in metrics:
-                    metric.update(batch)
-                sample.update(batch)
+        encode = processes.encode if processes else _encoder(pool.map)
+        _learn(setup, metrics, encode(count(bank.batches()), dict(setup.models)))
+        _update(setup, metrics, encode(count(queries.batches()), dict(setup.models)), sample)
     return sample
+
+
+def measure_together(
+    ranks: Ranks, setup: Setup, metrics: Sequence[SharedMetric], bank: Images, queries: Images
+) -> Findings:
+    """Pass all images to all metrics, as :func:`measure`; each rank encodes its share of them, on its device.
+
+    Returns:
+        The results, the same on every rank.
+
+    Raises:
+        RadioplatError, OSError: on every rank, if a metric or the reading of an image raised one on any of them.
+    """
+    encode = _encoder(map)  # in this thread, which has chosen its device
+
+    def encoded(images: Images) -> _Encoded:
+        return encode(images.share(ranks).batches(), dict(setup.models))
+
+    in_memory = names_memory("dataset.val_batch_size")
+    ranks.alike(in_memory(lambda: _learn(setup, metrics, encoded(bank))))
+    for metric in metrics:
+        metric.share_learned(ranks)
+    ranks.alike(in_memory(lambda: _update(setup, metrics, encoded(queries))))
+    for metric in metrics:
+        metric.share(ranks)
+    return ranks.alike(lambda: Findings.of(metrics))
+
+
+def _learn(setup: Setup, metrics: Sequence[Metric], encoded: _Encoded) -> None:
+    """Pass training images to the metrics."""
+    for batch in _readable(setup, encoded):
+        _require_widths(setup, batch.features)
+        setup.training.add(batch)
+        for metric in metrics:
+            metric.learn(batch)
+
+
+def _update(setup: Setup, metrics: Sequence[Metric], encoded: _Encoded, sample: SampleMaps | None = None) -> None:
+    """Pass held-out images to the metrics and to ``sample``."""
+    for batch in _readable(setup, encoded):
+        setup.held_out.add(batch)
+        with torch.inference_mode():
+            for metric in metrics:
+                metric.update(batch)
+            if sample is not None:
+                sample.update(batch)
+
+
+def _readable(setup: Setup, encoded: _Encoded) -> Iterator[EncodedBatch]:
+    for batch, features in encoded:
+        if (readable := EncodedBatch.of(batch, features, setup.models)) is not None:
+            yield readable
 
 
 def _require_widths(setup: Setup, features: Mapping[str, Features]) -> None:
@@ -87,8 +128,8 @@ class _Counter:
                 self._progress(self._done, self._total)
 
 
-def _encoder(pool: Executor) -> Encode:
-    """Return a generator function that encodes in this process, models in parallel in the threads of ``pool``."""
+def _encoder(run: Callable[..., Iterable[Features]]) -> Encode:
+    """Return a generator function that encodes in this process; ``run`` calls a function for each model, as ``map``."""
 
     def encode(
         batches: Iterator[Batch], models: dict[str, EvaluatedModel]
@@ -96,7 +137,7 @@ def _encoder(pool: Executor) -> Encode:
         """Yield each batch with every model's features of it."""
         for batch in batches:
             views = {name: torch.from_numpy(view.pixels) for name, view in batch.views.items()}
-            features = pool.map(lambda model: model.encode(views[str(model.size)]), models.values())  # noqa: B023
+            features = run(lambda model: model.encode(views[str(model.size)]), models.values())  # noqa: B023
             yield batch, dict(zip(models, features, strict=True))
 
     return encode

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from radioplat.common.ranks import Ranks
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.metric import Metric, Setup, percentage
+from radioplat.evaluation.metrics.metric import Setup, SharedMetric, percentage
 from radioplat.tracking.table import Table
 
 _STUDENT = "student"  # the model of a single checkpoint
@@ -23,7 +23,7 @@ class AccuracyResult:
     top5: float
 
 
-class Accuracy(Metric):
+class Accuracy(SharedMetric):
     """Metric ``accuracy``: an :class:`AccuracyResult` for each model that has a classifier."""
 
     name = row = "accuracy"
@@ -34,7 +34,8 @@ class Accuracy(Metric):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._right: dict[str, list[torch.Tensor]] = defaultdict(list)  # bool [B, k]: k-th highest is the class
+        # By model, float64 [1 + k]: labelled images, and those whose class has the k-th highest score.
+        self._counts: dict[str, torch.Tensor] = {}
 
     def update(self, batch: EncodedBatch) -> None:
         """Add a batch of held-out images."""
@@ -42,15 +43,24 @@ class Accuracy(Metric):
             logits = batch.features[name].named.get("logits")
             if logits is not None:
                 best = logits.topk(min(5, logits.shape[-1])).indices.cpu()
-                self._right[name].append((best == batch.labels[:, None])[batch.labels >= 0])
+                right = (best == batch.labels[:, None])[batch.labels >= 0].double()
+                counts = torch.cat([right.new_tensor([len(right)]), right.sum(0)])
+                self._counts[name] = self._counts.get(name, torch.zeros_like(counts)) + counts
+
+    def share(self, ranks: Ranks) -> None:
+        """Add up the counts of all ranks."""
+        of_all = ranks.objects(self._counts)
+        names = dict.fromkeys(name for counts in of_all for name in counts)
+        self._counts = {
+            name: torch.stack([counts[name] for counts in of_all if name in counts]).sum(0) for name in names
+        }
 
     def result(self) -> dict[str, AccuracyResult]:
         """Compute the result of each model."""
-        shares = {name: torch.cat(right).double() for name, right in self._right.items()}
         return {
-            name: AccuracyResult(float(right[:, 0].mean()), float(right.sum(1).mean()))
-            for name, right in shares.items()
-            if len(right)
+            name: AccuracyResult(float(counts[1] / counts[0]), float(counts[1:].sum() / counts[0]))
+            for name, counts in self._counts.items()
+            if counts[0]
         }
 
     @classmethod

@@ -22,12 +22,14 @@ class EncodedBatch:
         labels: int64 ``[B]``, -1 where an image has no label.
         features: fp32, by the name of the evaluated model or teacher.
         models: by name.
+        ids: sample ids in the split's index, int64 ``[B]``.
     """
 
     pixels: Mapping[int, torch.Tensor]
     labels: torch.Tensor
     features: Mapping[str, Features]
     models: Mapping[str, EvaluatedModel]
+    ids: torch.Tensor
     _heads: dict[tuple[str, str], Features] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -43,8 +45,8 @@ class EncodedBatch:
             return tensor if readable.all() else tensor[readable]
 
         pixels = {int(size): select(torch.from_numpy(view.pixels)) for size, view in batch.views.items()}
-        labels = select(torch.from_numpy(batch.label))
-        return cls(pixels, labels, {name: value.map(select) for name, value in features.items()}, models)
+        labels, ids = (select(torch.from_numpy(each)) for each in (batch.label, batch.sample_id))
+        return cls(pixels, labels, {name: value.map(select) for name, value in features.items()}, models, ids)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,15 +61,17 @@ class EncodedBatch:
 
 
 class Summaries:
-    """Summaries of every model, on the CPU, and labels."""
+    """Summaries of every model, on the CPU, with the labels and the sample ids of the images."""
 
     def __init__(self) -> None:
         self._summaries: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._labels: list[torch.Tensor] = []
+        self._ids: list[torch.Tensor] = []
 
     def add(self, batch: EncodedBatch) -> None:
         """Add a batch."""
         self._labels.append(batch.labels)
+        self._ids.append(batch.ids)
         for name, features in batch.features.items():
             self._summaries[name].append(features.of("summary").cpu())
 
@@ -77,10 +81,15 @@ class Summaries:
         return torch.cat(self._labels) if self._labels else torch.zeros(0, dtype=torch.long)
 
     @property
+    def ids(self) -> torch.Tensor:
+        """Sample ids of all images, int64 ``[N]``."""
+        return torch.cat(self._ids) if self._ids else torch.zeros(0, dtype=torch.long)
+
+    @property
     def labelled(self) -> bool:
         """True if any image has a label."""
         return bool((self.labels >= 0).any())
 
     def of(self, model: str) -> torch.Tensor:
-        """Return the summaries ``[N, D]`` of a model."""
-        return torch.cat(self._summaries[model])
+        """Return the summaries ``[N, D]`` of a model; ``[0, 0]`` if there are no images."""
+        return torch.cat(self._summaries[model]) if self._summaries[model] else torch.zeros(0, 0)

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radioplat.common import collectives
+from radioplat.common.ranks import Ranks
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.cka import RowSample
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.metric import Metric, ModelRow, Setup, cell
+from radioplat.evaluation.metrics.metric import ModelRow, Setup, SharedMetric, cell
 from radioplat.losses.base.reduce import on_coarser_grid
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.tracking.table import Table
@@ -61,6 +63,12 @@ class TeacherMean:
         total = rows.sum(dim=0)
         self._sum = total if self._sum is None else self._sum + total
         self.count += len(rows)
+
+    def share(self, ranks: Ranks) -> None:
+        """Add the features of all ranks, which each rank then has."""
+        sums, counts = zip(*ranks.objects((None if self._sum is None else self._sum.cpu(), self.count)), strict=True)
+        if known := [each for each in sums if each is not None]:
+            self._sum, self.count = torch.stack(known).sum(0).to(ranks.device), sum(counts)
 
     @property
     def mean(self) -> Tensor:
@@ -115,6 +123,12 @@ class FidelityMeter:
         if self._sample is not None:
             self._sample.add(student, teacher)
 
+    def share(self, ranks: Ranks) -> None:
+        """Add the sums of all ranks, which each rank then has; the sample for CKA stays this rank's."""
+        sums = torch.tensor([self._centered, self._plain, self._count], dtype=torch.float64)
+        self._centered, self._plain, count = ranks.total(sums).tolist()
+        self._count = int(count)
+
     def result(self) -> FidelityResult:
         """Return the means so far.
 
@@ -135,7 +149,7 @@ def _cosine(a: Tensor, b: Tensor, floor: float) -> Tensor:
     return torch.where(ok, (a * b).sum(dim=1) / product, 0.0).clamp(-1.0, 1.0)
 
 
-class Fidelity(Metric):
+class Fidelity(SharedMetric):
     """Metric ``fidelity``: a :class:`FidelityResult` by student, teacher and kind, and by the student's resolution."""
 
     name = row = objective = "fidelity"
@@ -164,6 +178,17 @@ class Fidelity(Metric):
         for name, teacher, kind in self._heads():
             ours, theirs = batch.head(name, teacher).of(kind), batch.features[teacher].of(kind)
             self._meter(name, teacher, kind).update(*on_coarser_grid(ours, theirs))
+
+    def share_learned(self, ranks: Ranks) -> None:
+        """Join the means of all ranks."""
+        for mean in self._means.values():
+            mean.share(ranks)
+
+    def share(self, ranks: Ranks) -> None:
+        """Join the sums of all ranks."""
+        with collectives.mark_agreed():
+            for key in self._heads():
+                self._meter(*key).share(ranks)
 
     def result(self) -> dict[str, dict[str, dict[str, FidelityResult]]]:
         """Compute the result of each model.

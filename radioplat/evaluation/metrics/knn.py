@@ -134,37 +134,58 @@ def knn_accuracy(
     Raises:
         RadioplatError: one of the sides has no label, a label is not below ``classes``, or features are not finite.
     """
-    bank, bank_labels, bad = _labelled(bank, bank_labels)
-    _require(len(bank), bad, "training")
-    queries, query_labels, bad = _labelled(queries, query_labels)
-    _require(len(queries), bad, "validation")
-    highest = max(int(bank_labels.max()), int(query_labels.max()))
-    classes = highest + 1 if classes is None else classes
-    if highest >= classes:
-        raise RadioplatError(f"a label is {highest} but there are {classes} classes", hint="Labels count from 0.")
+    bank, bank_labels, bad = labelled_rows(bank, bank_labels)
+    require_rows(len(bank), bad, "training")
+    queries, query_labels, bad = labelled_rows(queries, query_labels)
+    require_rows(len(queries), bad, "validation")
+    classes = class_count(bank_labels, query_labels, classes)
     k = min(k, len(bank))
     correct1 = correct5 = 0
-    block = max(k, min(len(bank), 2**15))
-    chunk = max(1, _TEMPORARY // max(block, classes))
+    block, group = block_sizes(len(bank), k, classes)
 
     def here(part: Tensor, k: int) -> Nearest:
         """Search in this process."""
         return nearest(bank, bank_labels, part, k, block=block)
 
     find = search(bank, bank_labels) if search else here
-    for part, labels in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-        neighbours = find(part, k)
-        # Subtract the largest exponent: this scales all votes of a query equally and prevents overflow at a small T.
-        weight = ((neighbours.similarity - neighbours.similarity[:, :1]) / temperature).exp()
-        votes = weight.new_zeros(len(part), classes).scatter_add_(1, neighbours.label, weight)
-        hit = votes.topk(min(5, classes), dim=1).indices == labels[:, None]
-        correct1 += int(hit[:, 0].sum())
-        correct5 += int(hit.any(dim=1).sum())
+    for part, labels in zip(queries.split(group), query_labels.split(group), strict=True):
+        first, five = count_right(find(part, k), labels, classes, temperature)
+        correct1 += first
+        correct5 += five
     count = len(queries)
     return KnnResult(correct1 / count, correct5 / count, count, len(bank), k, classes)
 
 
-def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+def block_sizes(bank: int, k: int, classes: int) -> tuple[int, int]:
+    """Return the rows of a bank, and the queries, that are compared at a time, by the bank's number of rows."""
+    block = max(k, min(bank, 2**15))
+    return block, max(1, _TEMPORARY // max(block, classes))
+
+
+def count_right(neighbours: Nearest, labels: Tensor, classes: int, temperature: float) -> tuple[int, int]:
+    """Let the neighbours of queries vote, and count the queries whose class, int64 ``[M]``, is first, and among the
+    first five."""
+    # Subtract the largest exponent: this scales all votes of a query equally and prevents overflow at a small T.
+    weight = ((neighbours.similarity - neighbours.similarity[:, :1]) / temperature).exp()
+    votes = weight.new_zeros(len(labels), classes).scatter_add_(1, neighbours.label, weight)
+    hit = votes.topk(min(5, classes), dim=1).indices == labels[:, None]
+    return int(hit[:, 0].sum()), int(hit.any(dim=1).sum())
+
+
+def class_count(bank_labels: Tensor, query_labels: Tensor, classes: int | None) -> int:
+    """Return ``classes``, or the largest label plus one.
+
+    Raises:
+        RadioplatError: a label is not below ``classes``.
+    """
+    highest = max(int(bank_labels.max()), int(query_labels.max()))
+    classes = highest + 1 if classes is None else classes
+    if highest >= classes:
+        raise RadioplatError(f"a label is {highest} but there are {classes} classes", hint="Labels count from 0.")
+    return classes
+
+
+def labelled_rows(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return the labelled rows scaled to unit length, their labels, and the number of rows that are not finite."""
     labels = labels.to(features.device, torch.int64)
     features, labels = features[labels >= 0], labels[labels >= 0]
@@ -172,7 +193,12 @@ def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
     return F.normalize(features.float(), dim=1), labels, bad
 
 
-def _require(count: int, bad: int, split: str) -> None:
+def require_rows(count: int, bad: int, split: str) -> None:
+    """Check that a split has labelled rows, and that all are finite.
+
+    Raises:
+        RadioplatError: it has none, or ``bad`` of them are not finite.
+    """
     if not count:
         raise RadioplatError(
             f"no labelled sample in the {split} split",
@@ -195,15 +221,18 @@ class Knn(Metric):
         """Compute the result of each model."""
         bank, queries, config = self.setup.training, self.setup.held_out, self.setup.spec.evaluate
         if not (bank.labelled and queries.labelled):
-            split = "train" if queries.labelled else "val"
-            hint = "give an `id` or `label`, or folders as classes"
-            self.notes.append(f"kNN: no label in dataset.{split}_dataset; {hint}")
+            self.note_unlabelled("train" if queries.labelled else "val")
             return {}
         options = {"k": config.knn_k, "temperature": config.knn_temperature, "search": self.setup.search}
         return {
             name: knn_accuracy(bank.of(name), bank.labels, queries.of(name), queries.labels, **options)
             for name in self.setup.models
         }
+
+    def note_unlabelled(self, split: str) -> None:
+        """Note that ``split``, ``train`` or ``val``, has no label."""
+        hint = "give an `id` or `label`, or folders as classes"
+        self.notes.append(f"kNN: no label in dataset.{split}_dataset; {hint}")
 
     @classmethod
     def tables(cls, result: dict[str, KnnResult]) -> list[Table]:

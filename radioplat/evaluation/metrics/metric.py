@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from radioplat.common.ranks import Ranks
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import Problem
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch, Summaries
@@ -193,6 +194,21 @@ class Metric(ABC):
     def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
         """Return columns, a cell for each row, of the table of models side by side."""
         return {cls.column: [cell(row, cls.row, percent=True) for row in rows]} if cls.column else {}
+
+
+class SharedMetric(Metric):
+    """A metric that the workers of a run can measure together, each on its share of the images."""
+
+    def share_learned(self, ranks: Ranks) -> None:  # noqa: B027
+        """Join what all ranks learned from their training images; every rank calls it before the first held-out one."""
+
+    @abstractmethod
+    def share(self, ranks: Ranks) -> None:
+        """Join the measurements of all ranks; every rank calls it after the last image, and has the same result then.
+
+        Raises:
+            RadioplatError: on every rank, if the metric cannot be computed.
+        """
 
 
 def cell(row: ModelRow, figure: str, percent: bool = False) -> str | None:

@@ -41,7 +41,7 @@ def teacher_encoders(spec: Spec, teachers: list[ResolvedTeacher], device: str) -
     store = FeatureStore(folder, config.max_bytes)
     try:
         keys = {t.name: evaluation_key(t, device) for t in cached}
-        yield encoders | {name: remembering(encoders[name], key, store) for name, key in keys.items()}
+        yield encoders | {name: remembering(encoders[name], key, store, device) for name, key in keys.items()}
     finally:
         store.close()
 
@@ -52,8 +52,11 @@ def evaluation_key(teacher: ResolvedTeacher, device: str) -> bytes:
     return feature_key(teacher_key(teacher, _OWN_GRID, precision, weights_hash(teacher)), _PURPOSE)
 
 
-def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
-    """Return ``encode`` with a cache: known features are read from ``store``, new ones are written, exact in bf16."""
+def remembering(encode: Encoder, key: bytes, store: FeatureStore, device: str = "cpu") -> Encoder:
+    """Return ``encode`` with a cache: known features are read from ``store``, new ones are written, exact in bf16.
+
+    Features are returned on ``device``.
+    """
 
     def through_store(images: torch.Tensor) -> Features:
         """Encode uint8 ``[B, 3, H, W]`` to fp32 features; images that the store lacks are encoded in one batch."""
@@ -68,6 +71,6 @@ def remembering(encode: Encoder, key: bytes, store: FeatureStore) -> Encoder:
                 if all(is_finite(array) for array in row.values()):
                     store.put(keys[i], row)
         whole = {name: np.stack([row[name] for row in rows if row]) for name in rows[0] or ()}
-        return unpack(Packed(whole.get("summary"), whole.get("spatial"), {}, 0.0)).map(lambda t: t.float())
+        return unpack(Packed(whole.get("summary"), whole.get("spatial"), {}, 0.0)).map(lambda t: t.to(device).float())
 
     return through_store

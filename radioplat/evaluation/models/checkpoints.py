@@ -17,6 +17,7 @@ from radioplat.evaluation.models.evaluated_model import (
     EvaluatedModel,
     NamedHeads,
     StudentHeads,
+    in_precision,
     student_encoder,
 )
 from radioplat.evaluation.models.onnx_file import OnnxModel
@@ -25,7 +26,7 @@ from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import is_checkpoint, load_student
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.student import StudentArchitecture
 from radioplat.models.vision_model import weight_files
 from radioplat.models.weights.model_format import has_average
 from radioplat.spec.resolved.number_formats import DATA_TYPES
@@ -146,7 +147,7 @@ def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, field: str, device
         raise SpecError(*problems)
     cost = cost_of(student.backbone, size)
     cost = replace(cost, params=cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values()))
-    student = _in_precision(student, precision).to(device)
+    student = in_precision(student, getattr(torch, DATA_TYPES[precision.value].torch_type)).to(device)
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"
     encode = _finite(student_encoder(student), field, kind)
     model = EvaluatedModel(encode, size, StudentHeads(student), where=field)
@@ -186,11 +187,3 @@ def _finite(encode: Encoder, where: str, kind: str) -> Encoder:
         return features
 
     return checked
-
-
-def _in_precision(student: Student, precision: EvaluationPrecision) -> Student:
-    """Cast the weights; images are normalised, and heads add means, in fp32."""
-    for part in (student.backbone, student.heads, student.classifier):
-        if part is not None:
-            part.to(getattr(torch, DATA_TYPES[precision.value].torch_type))
-    return student

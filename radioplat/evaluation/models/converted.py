@@ -22,7 +22,7 @@ SNAPPED = "torch with its weights snapped to the grid"
 
 
 @contextlib.contextmanager
-def converted(student: Student, size: int) -> Iterator[tuple[EvaluatedModel, str]]:
+def converted(student: Student, size: int, device: torch.device | str = "cpu") -> Iterator[tuple[EvaluatedModel, str]]:
     """Yield ``student`` exported with QuantizeLinear and DequantizeLinear, heads included, and run by onnxruntime.
 
     If it cannot be exported, or onnxruntime cannot run the file (some builds lack FP8), yield :func:`snapped` instead.
@@ -30,6 +30,7 @@ def converted(student: Student, size: int) -> Iterator[tuple[EvaluatedModel, str
     Args:
         student: with quantizers, in fp32 on the CPU.
         size: pixels a side.
+        device: where features are returned, and where :func:`snapped` computes.
 
     Yields:
         The converted model, and a description of the conversion.
@@ -38,12 +39,12 @@ def converted(student: Student, size: int) -> Iterator[tuple[EvaluatedModel, str
         path, why = Path(folder) / "student.onnx", ""
         try:
             export_onnx(student, path, height=size, width=size, adaptors=student.head_names)
-            model = OnnxModel(path, "train.pretrained_model_path", torch.get_num_threads(), "cpu")
+            model = OnnxModel(path, "train.pretrained_model_path", torch.get_num_threads(), str(device))
             why = model.reason
         except EngineError as error:
             why = error.problems[0].message
         if why:
-            plain = snapped(student)
+            plain = snapped(student).to(device)
             yield EvaluatedModel(student_encoder(plain), size, StudentHeads(plain)), f"{SNAPPED} ({why})"
         else:
             yield EvaluatedModel(model.encode, size, NamedHeads(model.interface.head_widths)), EXPORTED

@@ -11,7 +11,10 @@ from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.features import KINDS, Features
 from radioplat.models.student.fold_target_norm import fold_heads
 from radioplat.models.student.student import Student
-from radioplat.teachers.base.teacher import FrozenTeacher
+from radioplat.spec.resolved.number_formats import DATA_TYPES
+from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.schema.train import Precision, TrainConfig
+from radioplat.teachers.base.teacher import FrozenTeacher, has_native_bf16
 
 Encoder = Callable[[torch.Tensor], Features]  # uint8 [B, 3, H, W] -> Features, fp32
 
@@ -35,6 +38,25 @@ def student_encoder(student: Student, num_tokens: int | None = None) -> Encoder:
         return student(images.to(device), wanted).map(lambda t: t.float())
 
     return encode
+
+
+def in_precision(student: Student, dtype: torch.dtype) -> Student:
+    """Cast the weights; images are normalised, and heads add means, in fp32."""
+    for part in (student.backbone, student.heads, student.classifier):
+        if part is not None:
+            part.to(dtype)
+    return student
+
+
+def validation_dtype(train: TrainConfig, device: torch.device) -> torch.dtype:
+    """Return the number format in which a run validates its student: that of the run, if ``device`` multiplies it.
+
+    CPUs without bf16 units compute in fp32: to emulate bf16 is slower, and rounds.
+    """
+    precision = precision_of(train)
+    if device.type == "cpu" and (precision is Precision.fp16 or not has_native_bf16(device)):
+        return torch.float32
+    return getattr(torch, DATA_TYPES[precision.value].torch_type)
 
 
 def teacher_encoder(teacher: FrozenTeacher) -> Encoder:

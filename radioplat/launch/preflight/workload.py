@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from radioplat.cluster.resources import demand_of, teacher_gpus
 from radioplat.common import terminal
-from radioplat.design.memory import SPARE, checkpoint_bytes, parameter_bytes
+from radioplat.design.memory import SPARE, checkpoint_bytes, parameter_bytes, validation_bytes
 from radioplat.design.student import build_on_meta
+from radioplat.design.tasks.features import is_measured
 from radioplat.design.workload.pace import UTILISATION, Pace, pace_of
 from radioplat.design.workload.wire import feature_bytes, pixel_bytes
 from radioplat.design.workload.work import Work, is_inline
@@ -181,8 +182,13 @@ def memory(preflight: Preflight) -> None:
     inline = [t for t in models.teachers if not t.inside and is_inline(t, preflight.on_ray)]
     held = sum(teacher_bytes(t, models.infos[t.name].parameters) for t in inline)
     teachers = f", {terminal.size(held)} for teachers" if held else ""
+    copied = ""
+    if is_measured(spec, models.architecture):
+        quantized = models.architecture.quantized is not None
+        size = terminal.size(validation_bytes(spec.train, models.student_parameters, quantized))
+        copied = f"; between steps, a validation adds {size} for the student's copy"
     preflight.facts["memory of a worker's GPU"] = (
-        f"{terminal.size(trained)} for what is trained{teachers}; activations and the CUDA context come on top"
+        f"{terminal.size(trained)} for what is trained{teachers}; activations and the CUDA context come on top{copied}"
     )
     where = f"{terminal.size(saved.device * count)} on the GPU, if {SPARE:.0%} of its memory then stay free, and "
     others = f", {terminal.size(saved.other_host * count)} of each other one's" if saved.other_host else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from radioplat.common.ranks import Ranks
 from radioplat.evaluation.detection.measure_detector import DetectionResult, measure_checkpoint
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
@@ -72,11 +73,11 @@ class DetectorReport:
 def evaluate_detector(spec: Spec, checkpoint: Path) -> DetectorReport:
     """Run task ``evaluate`` for the checkpoint of a detector."""
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ranks = Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
     def action() -> DetectorReport:
         """Measure and write the files."""
-        result, faults = measure_checkpoint(spec, checkpoint, spec.evaluate.use_ema, device)
+        result, faults = measure_checkpoint(spec, checkpoint, spec.evaluate.use_ema, ranks)
         report = DetectorReport(checkpoint, result, folder.report_path, faults)
         _write(spec, folder, report)
         return report

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import TypeVar
 
 from radioplat.common import collectives
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
-from radioplat.errors import RadioplatError
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.cache.caching_client import CachedTeacher
 from radioplat.teachers.cache.key import SamplePlaces, teacher_key, weights_hash
 from radioplat.teachers.cache.store import FeatureStore
 from radioplat.teachers.serving.client import TeacherClient
 from radioplat.tracking.status import StatusLog
-
-Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
@@ -41,9 +37,9 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
         return
     # Weights may be gigabytes, so only rank 0 reads and hashes them.
     hashes = collectives.from_first(lambda: {t.name: weights_hash(t) for t in cached})
-    keys = _alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
+    keys = collectives.alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
     places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
-    store = _alike(lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run)))
+    store = collectives.alike(lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run)))
     try:
         yield clients | {name: CachedTeacher(clients[name], key, store, places) for name, key in keys.items()}
     finally:
@@ -57,17 +53,3 @@ def _key(run: Run, teacher: ResolvedTeacher, clients: dict[str, TeacherClient], 
 def _warn(run: Run, line: str) -> None:
     with StatusLog(run.folder / "status.json") as status:
         status.write(line, verbosity="WARNING")
-
-
-def _alike(action: Callable[[], Result]) -> Result:
-    """Return the result of ``action`` on this rank; if it raises a RadioplatError on any rank, raise that on all."""
-    problem: RadioplatError | None = None
-    try:
-        result = action()
-    except RadioplatError as error:
-        problem = error
-    problems = [one for one in collectives.gather_objects(problem) if one is not None]
-    if problems:
-        with collectives.mark_agreed():
-            raise problems[0]
-    return result

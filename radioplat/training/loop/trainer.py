@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from radioplat.common import collectives
+from radioplat.common.ranks import Ranks
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.design.tasks.registry import task_of
@@ -25,7 +25,7 @@ from radioplat.training.guards.loss_spikes import RollBack
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.loop.average_student import AverageStudent
-from radioplat.training.loop.garbage import collect_at, collected_at_steps
+from radioplat.training.loop.garbage import collect_at, collected_at_steps, free_memory
 from radioplat.training.loop.optimizer_step import OptimizerStep
 from radioplat.training.loop.run_hooks import RunHooks
 from radioplat.training.loop.weight_penalty import regularize
@@ -187,14 +187,16 @@ class Trainer:
         return self._task.validates(self.run) and (steps % every == 0 or steps == self.run.total_steps)
 
     def _validate(self, checkpoint: Path, step: int) -> None:
-        begin = time.perf_counter()
+        """Measure ``checkpoint`` on all ranks together; the copy of the model is freed afterwards."""
+        begin, context = time.perf_counter(), self.context
+        ranks = Ranks(context.rank, context.world_size, context.device, partial(self._phases, COLLECTIVE))
         with self._phases(VALIDATION):
-            if self.context.rank == 0:
-                result = self._task.validate(self.run, checkpoint)
+            free_memory(context.device)
+            result = self._task.validate(self.run, checkpoint, ranks)
+            free_memory(context.device)
+            if context.rank == 0:
                 self.reporter.validation(result.kpi, step, result.notes)
                 self.persistence.scored(checkpoint, result.kpi)
-            with self._phases(COLLECTIVE):
-                collectives.barrier()
         seconds = time.perf_counter() - begin
         self._accounts.spent("validation", seconds)
         self._step.leave_out(seconds)

@@ -85,6 +85,9 @@ def test_inline_teachers_take_the_workers_time_and_send_nothing():
     assert not inline.facts.keys() & {"sent per image", "replicas"} and not inline.warnings
     weights = 2 * 2 * 85.8e6  # two teachers in bf16
     assert f"{weights / 1e6:.0f} MB for teachers" in inline.facts["memory of a worker's GPU"]
+    assert "validation" not in inline.facts["memory of a worker's GPU"]
+    copied = told("dataset.knn_validation=true").facts["memory of a worker's GPU"]
+    assert copied.endswith(f"; between steps, a validation adds {2 * 86.9:.0f} MB for the student's copy")
     local = told("train.num_gpus=1", on_ray=False, resources=Resources(8, 1, (kind_of("H100"),)))
     assert local.facts["GPUs"] == "1 of 1: 1 worker(s) with a, b inline"
 
