@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.host_reads import STUDENTS, _spec, _write_images
 
-COUNT = 12  # micro-batches
+COUNT = 24  # micro-batches
 PARTS = ("feed", "replica")
 
 
@@ -101,6 +101,7 @@ def feed(path: str) -> Iterator[None]:
     from radioplat.teachers.serving.client import InlineTeacher
     from radioplat.training.feed.feeder import Feeder
     from radioplat.training.feed.micro_batches import MicroBatches
+    from radioplat.training.feed.prefetch import Prefetch
     from radioplat.training.hooks.step_record import StepRecord
     from radioplat.training.watch.phases import Phases
 
@@ -114,9 +115,10 @@ def feed(path: str) -> Iterator[None]:
     store = FeatureStore(str(Path(path).parent / "cache"), 10**9, print)
     clients["c"] = CachedTeacher(clients["c"], b"key", store, SamplePlaces(data.index))
     batches = MicroBatches(run, data.order, device, True, objective, Phases())
-    with contextlib.closing(Feeder(_batches(run), clients, run.frozen_teachers, 4, run.partitions)) as feeder:
-        for batch, answers in feeder:
-            micro = batches.micro_batch(0, batch.micro_batch, batch, answers, StepRecord(0, 0.0))
+    feeder = Feeder(_batches(run), clients, run.frozen_teachers, 4, run.partitions, device)
+    with contextlib.closing(Prefetch(feeder, run, device, on_cluster=True)) as ahead:
+        for arrival in ahead:
+            micro = batches.micro_batch(0, arrival.batch.micro_batch, arrival, StepRecord(0, 0.0))
             objective(micro)["loss"].backward()
             yield
     store.close()

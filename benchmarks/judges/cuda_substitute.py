@@ -30,9 +30,17 @@ _FROM_PYTHON = ("tensor", "as_tensor")
 _INDEXING = ("__getitem__", "__setitem__", "index_select", "gather")
 _HERE = str(Path(__file__).resolve())
 _TORCH = str(Path(torch.__file__).resolve().parent)
-_to, _copy, _numpy, _cpu = torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.numpy, torch.Tensor.cpu
+_to, _copy, _numpy = torch.Tensor.to, torch.Tensor.copy_, torch.Tensor.numpy
 _storage, _shares = torch.Tensor.untyped_storage, torch.Tensor.as_subclass
 _local = threading.local()
+_written: dict[int, tuple[int, int]] = {}  # by storage on the device: the work that wrote it
+_known: dict[int, set[int]] = {}  # by storage on the device: the streams that its allocator knows of
+_pinned: dict[int, Any] = {}  # pinned storages, kept so that their addresses stay theirs
+_in_use: dict[int, list[tuple[int, int, int, int]]] = {}  # by pinned storage: bytes and work of copies
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return _storage(tensor).data_ptr()
 
 
 class Counts:
@@ -41,10 +49,12 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.training = threading.get_ident()
+        self.chosen: set[str] = set()
         self.clear()
 
     def clear(self) -> None:
-        """Begin to count."""
+        """Begin to count; tensors that are there already, such as weights, are not expected to end."""
+        _known.clear()
         self.bytes: Counter[tuple[str, ...]] = Counter()
         self.errors: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
@@ -143,10 +153,6 @@ class Event:
 
 
 HOST, DEFAULT = Stream(), Stream()
-_written: dict[int, tuple[int, int]] = {}  # by storage on the device: the work that wrote it
-_known: dict[int, set[int]] = {}  # by storage on the device: the streams that its allocator knows of
-_pinned: dict[int, Any] = {}  # pinned storages, kept so that their addresses stay theirs
-_in_use: dict[int, tuple[int, int]] = {}  # by pinned storage: the last copy that uses it
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -207,17 +213,13 @@ class OnDevice(torch.Tensor):
         return result
 
 
-def _key(tensor: torch.Tensor) -> int:
-    return _storage(tensor).data_ptr()
-
-
 def _made(tensor: torch.Tensor, stream: Stream, place: tuple[int, int]) -> None:
     _written[_key(tensor)], _known[_key(tensor)] = place, {stream.id}
 
 
 def _check_order(tensor: torch.Tensor, stream: Stream) -> None:
     writer, number = _written.get(_key(tensor), (stream.id, 0))
-    if writer != stream.id and stream.clock[writer] < number:
+    if writer != stream.id and max(stream.clock[writer], HOST.clock[writer]) < number:
         COUNTS.wrong("read on a stream that does not wait for the one that wrote it")
     if stream.id not in _known.get(_key(tensor), {stream.id}):
         COUNTS.wrong("used on a stream without record_stream")
@@ -237,8 +239,10 @@ def _is_pinned(tensor: torch.Tensor) -> bool:
 
 def _host_uses(tensor: torch.Tensor) -> None:
     """Check that no copy still uses pinned memory that the host writes or reads."""
-    stream, number = _in_use.get(_key(tensor), (0, 0))
-    if HOST.clock[stream] < number:
+    copies = [copy for copy in _in_use.get(_key(tensor), []) if HOST.clock[copy[2]] < copy[3]]
+    _in_use[_key(tensor)] = copies
+    start = tensor.data_ptr()
+    if any(first < start + tensor.nbytes and start < last for first, last, *_ in copies):
         COUNTS.wrong("pinned memory in use by a copy")
 
 
@@ -265,7 +269,8 @@ def _cross(target: torch.Tensor, source: torch.Tensor, goes_on: bool) -> None:
         _written[_key(remote)] = place
     COUNTS.copied("to_host" if down else "to_device", host.nbytes, _is_pinned(host), waits=not goes_on)
     if _is_pinned(host) and goes_on:
-        _in_use[_key(host)] = place
+        start = host.data_ptr()
+        _in_use.setdefault(_key(host), []).append((start, start + host.nbytes, *place))
     else:
         stream.synchronize()
 
@@ -343,7 +348,8 @@ def substitute() -> None:
     torch.Tensor.is_pinned = lambda self, *_: _is_pinned(self)  # type: ignore[method-assign]
     cuda = torch.cuda
     cuda.is_available, cuda.device_count, cuda.current_device = lambda: True, lambda: 1, lambda: 0
-    cuda.is_bf16_supported, cuda.set_device = lambda *_, **__: False, lambda device: None
+    cuda.is_bf16_supported = lambda *_, **__: False
+    cuda.set_device = lambda device: COUNTS.chosen.add(threading.current_thread().name)
     cuda.Stream, cuda.Event, cuda.stream = Stream, Event, in_stream
     cuda.current_stream, cuda.default_stream = current_stream, lambda device=None: DEFAULT
     cuda.synchronize = lambda device=None: COUNTS.waited()

@@ -35,6 +35,7 @@ def summary(micro_batches: int) -> dict[str, Any]:
         "unpinned_bytes_to_host": of("to_host", "unpinned"),
         "bytes_waited_for": of("waits"),
         "device_waits": sum(COUNTS.waits.values()),
+        "threads_that_chose_the_device": sorted(COUNTS.chosen),
         "errors_of_order": dict(COUNTS.errors),
         "at": places,
     }

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from radioplat.cluster.resources import demand_of, teacher_gpus
 from radioplat.common import terminal
-from radioplat.design.memory import parameter_bytes
+from radioplat.design.memory import AHEAD, micro_batch_bytes, parameter_bytes
 from radioplat.design.student import build_on_meta
+from radioplat.design.views import run_views
 from radioplat.design.workload.pace import UTILISATION, Pace, pace_of
 from radioplat.design.workload.wire import feature_bytes, pixel_bytes
 from radioplat.design.workload.work import Work, is_inline
@@ -15,7 +16,7 @@ from radioplat.launch.preflight.advice import convolves
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import work_on_gpus
 from radioplat.spec.resolved.precision import precision_of, uses_tf32
-from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher, student_view
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.model import ModelTask
@@ -181,8 +182,20 @@ def memory(preflight: Preflight) -> None:
     held = sum(teacher_bytes(t, models.infos[t.name].parameters) for t in inline)
     teachers = f", {terminal.size(held)} for teachers" if held else ""
     preflight.facts["memory of a worker's GPU"] = (
-        f"{terminal.size(trained)} for what is trained{teachers}; activations and the CUDA context come on top"
+        f"{terminal.size(trained)} for what is trained{teachers}, {terminal.size(_waiting_bytes(preflight))} for "
+        "micro-batches; activations and the CUDA context come on top"
     )
+
+
+def _waiting_bytes(preflight: Preflight) -> int:
+    """Return the bytes of the micro-batches on a worker's GPU: those that wait, and the student's own."""
+    spec, models = preflight.spec, preflight.models
+    assert models is not None
+    names = {student_view(spec), *(teacher.view for teacher in models.teachers if teacher.inside)}
+    views = run_views(spec, models.teachers, models.infos, models.student_stride)
+    outer = [teacher for teacher in models.teachers if not teacher.inside]
+    inner = [view for view in views if view.name in names]
+    return (AHEAD + 1) * micro_batch_bytes(spec.dataset.batch_size, inner, outer, models.infos, models.grids)
 
 
 def teacher_bytes(teacher: ResolvedTeacher, parameters: int) -> int:
