@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -89,6 +88,16 @@ class Prefetch:
             self._change.notify_all()
         return arrival
 
+    def _read_ahead(self) -> None:
+        """Wait for the feeder's next batch or its error, unless the training thread reads one meanwhile."""
+        with self._reading:
+            if self._coming or self._stopped:
+                return
+            try:
+                self._read.append(self._from_feeder())
+            except BaseException as error:
+                self._read.append(error)
+
     def _received(self) -> None:
         with self._change:
             self._on_device -= 1
@@ -106,12 +115,8 @@ class Prefetch:
         """Wait until the device has room, then for the next batch; None after :meth:`close` and at the end."""
         with self._change:
             self._change.wait_for(lambda: self._stopped or self._on_device < self._depth)
-        with contextlib.nullcontext() if self._coming else self._reading:
-            if not self._coming and not self._stopped:  # the training thread may have read meanwhile
-                try:
-                    self._read.append(self._from_feeder())
-                except BaseException as error:
-                    self._read.append(error)
+        if not self._coming:
+            self._read_ahead()
         with self._change:
             if self._stopped or not self._coming:
                 return None

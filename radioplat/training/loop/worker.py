@@ -69,10 +69,16 @@ def run_worker(
         feeder = stack.enter_context(feed(first.first_stop))
         outer = (clock, meter, accounts, pauses, phases, halvings)
         worker: Trainer | None = None
+        ahead: Prefetch | None = None
 
         def close() -> None:
-            if worker is not None:
-                worker.close()
+            """Close the worker, which ends its writes, before the stream, which may wait."""
+            try:
+                if worker is not None:
+                    worker.close()
+            finally:
+                if ahead is not None:
+                    ahead.close()
 
         stack.callback(close)
         worker = Trainer(run, context, persistence, *outer)
@@ -84,7 +90,6 @@ def run_worker(
             feeder = stack.enter_context(feed(stop))
         # It stays at a roll-back: what it has brought to the device are the micro-batches of the steps that follow.
         ahead = Prefetch(feeder, run, context.device, context.on_cluster)
-        stack.enter_context(contextlib.closing(ahead))
         while (back := worker.train(ahead)) is not None:
             worker.close()
             worker.engine.close()
