@@ -88,7 +88,6 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, **options: Any) -> None:
         Stream.number += 1
         self.id, self.clock, self.device = Stream.number, Counter(), DEVICE
-        self.cuda_stream = self.stream_id = self.id
 
     def tick(self) -> tuple[int, int]:
         """Count one piece of work, and return its place."""
@@ -113,11 +112,6 @@ class Stream:
         """Let the host wait."""
         HOST.clock |= self.clock
 
-    def query(self) -> bool:
-        """Say that it is done, as :meth:`synchronize`."""
-        self.synchronize()
-        return True
-
 
 class Event:
     """A place in a stream's work."""
@@ -129,10 +123,6 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Take the place that ``stream`` has reached."""
         self.clock, self._at = Counter((stream or current_stream()).clock), time.perf_counter()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Let the stream wait."""
-        (stream or current_stream()).wait_event(self)
 
     def synchronize(self) -> None:
         """Let the host wait."""
