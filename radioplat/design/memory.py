@@ -86,7 +86,10 @@ def micro_batch_bytes(
     infos: Mapping[str, TeacherInfo],
     grids: Mapping[str, tuple[int, int]],
 ) -> int:
-    """Return the bytes of ``size`` images in ``views``, uint8, and of the answers of ``teachers`` to them, bf16."""
+    """Return the bytes of ``size`` images in ``views``, uint8, and of the answers of ``teachers`` to them, bf16.
+
+    An answer is counted with vector and map, also where the losses need only one of them.
+    """
     numbers = 0
     for teacher in teachers:
         info, (rows, columns) = infos[teacher.name], grids[teacher.name]

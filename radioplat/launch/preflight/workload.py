@@ -167,7 +167,10 @@ def sent(preflight: Preflight) -> None:
         preflight.facts["sent per image"] = ", ".join(lines)
     if work.outer or work.inline:
         depth = prefetch_depth(preflight.spec)
-        preflight.facts["queue"] = f"teachers work up to {depth} micro-batch(es) ahead (dataset.prefetch_batches)"
+        preflight.facts["queue"] = (
+            f"teachers work up to {depth} micro-batch(es) ahead (dataset.prefetch_batches) of {AHEAD} that wait on the "
+            "worker's GPU"
+        )
 
 
 def memory(preflight: Preflight) -> None:
@@ -188,14 +191,20 @@ def memory(preflight: Preflight) -> None:
 
 
 def _waiting_bytes(preflight: Preflight) -> int:
-    """Return the bytes of the micro-batches on a worker's GPU: those that wait, and the student's own."""
+    """Return the bytes of the micro-batches on a worker's GPU: those that wait, and the student's own.
+
+    Inline teachers also hold there what they have computed further ahead.
+    """
     spec, models = preflight.spec, preflight.models
     assert models is not None
     names = {student_view(spec), *(teacher.view for teacher in models.teachers if teacher.inside)}
     views = run_views(spec, models.teachers, models.infos, models.student_stride)
     outer = [teacher for teacher in models.teachers if not teacher.inside]
     inner = [view for view in views if view.name in names]
-    return (AHEAD + 1) * micro_batch_bytes(spec.dataset.batch_size, inner, outer, models.infos, models.grids)
+    inline = [teacher for teacher in outer if is_inline(teacher, preflight.on_ray)]
+    size, of = spec.dataset.batch_size, (models.infos, models.grids)
+    queued = prefetch_depth(spec) * micro_batch_bytes(size, [], inline, *of)
+    return (AHEAD + 1) * micro_batch_bytes(size, inner, outer, *of) + queued
 
 
 def teacher_bytes(teacher: ResolvedTeacher, parameters: int) -> int:

@@ -42,6 +42,7 @@ class Prefetch:
         self._partitions = run.partitions
         inline = (t.name for t in run.frozen_teachers if not on_cluster or t.service.placement is Placement.inline)
         self._computed_here = frozenset(inline if device.type == "cpu" else ())
+        self._copies = DeviceCopies(device, depth)
         self._left_out: frozenset[str] = frozenset()
         self._reading = threading.Lock()  # of the feeder, and of what was read from it
         self._read: deque[Arrival | BaseException] = deque()  # not returned yet
@@ -106,9 +107,8 @@ class Prefetch:
     def _run_thread(self) -> None:
         """Bring arrivals until the end; runs in the thread."""
         use_device(self._device)
-        copies = DeviceCopies(self._device, self._depth)
         while (arrival := self._next_to_bring()) is not None:
-            self._bring(arrival, copies)
+            self._bring(arrival)
             del arrival  # else its tensors stay in memory while this thread waits for the next
 
     def _next_to_bring(self) -> Arrival | None:
@@ -123,10 +123,10 @@ class Prefetch:
             self._on_device += 1
             return self._coming.popleft()
 
-    def _bring(self, arrival: Arrival, copies: DeviceCopies) -> None:
+    def _bring(self, arrival: Arrival) -> None:
         """Copy one micro-batch and the answers to it; errors are raised by the training thread that asks for them."""
         try:
-            with copies.group() as group:
+            with self._copies.group() as group:
                 arrival.bring_inputs(self._inputs(arrival.batch, arrival.pending).map(group.put))
                 for name, pending in arrival.pending.items():
                     if name not in self._computed_here:
