@@ -1,4 +1,4 @@
-"""Bytes of a trained parameter on each worker, for `plan`, its warning of stage 3 and the check of too large heads.
+"""Bytes of a trained parameter and of a micro-batch on each worker, for `plan`, its warnings and the first pass.
 
 :func:`parameter_bytes` is about training, and :func:`checkpoint_bytes` about what saves need beside it.
 
@@ -17,12 +17,18 @@ stage 1 with one worker, in fp32 those of stage 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from radioplat.data.views.render import ViewSpec
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
+from radioplat.teachers.base.info import TeacherInfo
+
+AHEAD = 2  # micro-batches on the device that wait for the student (radioplat.training.feed.prefetch)
 
 
 @dataclass(frozen=True)
@@ -124,3 +130,21 @@ def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
         average=kept * train.enable_ema,
         bucket=4 if stage == 3 else 0,
     )
+
+
+def micro_batch_bytes(
+    size: int,
+    views: Iterable[ViewSpec],
+    teachers: Iterable[ResolvedTeacher],
+    infos: Mapping[str, TeacherInfo],
+    grids: Mapping[str, tuple[int, int]],
+) -> int:
+    """Return the bytes of ``size`` images in ``views``, uint8, and of the answers of ``teachers`` to them, bf16.
+
+    An answer is counted with vector and map, also where the losses need only one of them.
+    """
+    numbers = 0
+    for teacher in teachers:
+        info, (rows, columns) = infos[teacher.name], grids[teacher.name]
+        numbers += info.summary_dim + rows * columns * info.spatial_dim
+    return size * (sum(3 * view.size**2 for view in views) + 2 * numbers)

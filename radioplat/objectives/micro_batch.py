@@ -41,7 +41,17 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """Copy the tensors of all fields to ``device``; a tensor that is already there is not copied."""
-        return _map(self, lambda tensor: tensor.to(device))
+        return self.map(lambda tensor: tensor.to(device))
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        """Return a copy with ``function`` applied to the tensors of all fields."""
+        return _map(self, function)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors of all fields."""
+        tensors: list[torch.Tensor] = []
+        self.map(lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return tensors
 
     def split(self, count: int) -> list[MicroBatch]:
         """Return at most ``count`` micro-batches of consecutive samples, of sizes as equal as possible.

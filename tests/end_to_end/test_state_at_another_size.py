@@ -107,13 +107,15 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.data.loading.run_data import open_reader
     from radioplat.data.loading.threads import load_micro_batches
     from radioplat.training.feed.feeder import Feeder
+    from radioplat.training.feed.prefetch import Prefetch
 
     worker, clients = open_worker(run, rank, world)
     schedule = run.micro_batch_schedule(world)
     wanted = [n for step in range(run.total_steps) for n in schedule.of_rank(step, rank)]
     batches = load_micro_batches(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
-    with closing(worker), closing(Feeder(batches, clients, run.teachers, 2, run.partitions)) as feeder:
-        worker.train(feeder)
+    feeder = Feeder(batches, clients, run.teachers, 2, run.partitions)
+    with closing(worker), closing(Prefetch(feeder, run, torch.device("cpu"), on_cluster=False)) as ahead:
+        worker.train(ahead)
         return everything(worker)
 
 

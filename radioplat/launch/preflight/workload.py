@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 from radioplat.cluster.resources import demand_of, teacher_gpus
 from radioplat.common import terminal
-from radioplat.design.memory import SPARE, checkpoint_bytes, parameter_bytes, validation_bytes
+from radioplat.design.memory import (
+    AHEAD,
+    SPARE,
+    checkpoint_bytes,
+    micro_batch_bytes,
+    parameter_bytes,
+    validation_bytes,
+)
 from radioplat.design.student import build_on_meta
 from radioplat.design.tasks.features import is_measured
+from radioplat.design.views import run_views
 from radioplat.design.workload.pace import UTILISATION, Pace, pace_of
 from radioplat.design.workload.wire import feature_bytes, pixel_bytes
 from radioplat.design.workload.work import Work, is_inline
@@ -16,7 +24,7 @@ from radioplat.launch.preflight.advice import convolves
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import work_on_gpus
 from radioplat.spec.resolved.precision import precision_of, uses_tf32
-from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.teacher import ResolvedTeacher, student_view
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.model import ModelTask
@@ -167,7 +175,10 @@ def sent(preflight: Preflight) -> None:
         preflight.facts["sent per image"] = ", ".join(lines)
     if work.outer or work.inline:
         depth = prefetch_depth(preflight.spec)
-        preflight.facts["queue"] = f"teachers work up to {depth} micro-batch(es) ahead (dataset.prefetch_batches)"
+        preflight.facts["queue"] = (
+            f"teachers work up to {depth} micro-batch(es) ahead (dataset.prefetch_batches) of {AHEAD} that wait on the "
+            "worker's GPU"
+        )
 
 
 def memory(preflight: Preflight) -> None:
@@ -188,7 +199,8 @@ def memory(preflight: Preflight) -> None:
         size = terminal.size(validation_bytes(spec.train, models.student_parameters, quantized))
         copied = f"; between steps, a validation adds {size} for the student's copy"
     preflight.facts["memory of a worker's GPU"] = (
-        f"{terminal.size(trained)} for what is trained{teachers}; activations and the CUDA context come on top{copied}"
+        f"{terminal.size(trained)} for what is trained{teachers}, {terminal.size(_waiting_bytes(preflight))} for "
+        f"micro-batches; activations and the CUDA context come on top{copied}"
     )
     where = f"{terminal.size(saved.device * count)} on the GPU, if {SPARE:.0%} of its memory then stay free, and "
     others = f", {terminal.size(saved.other_host * count)} of each other one's" if saved.other_host else ""
@@ -196,6 +208,23 @@ def memory(preflight: Preflight) -> None:
         f"{where if saved.device else ''}{terminal.size(saved.first_host * count)} of the first worker's host memory"
         f"{others}"
     )
+
+
+def _waiting_bytes(preflight: Preflight) -> int:
+    """Return the bytes of the micro-batches on a worker's GPU: those that wait, and the student's own.
+
+    Inline teachers also hold there what they have computed further ahead.
+    """
+    spec, models = preflight.spec, preflight.models
+    assert models is not None
+    names = {student_view(spec), *(teacher.view for teacher in models.teachers if teacher.inside)}
+    views = run_views(spec, models.teachers, models.infos, models.student_stride)
+    outer = [teacher for teacher in models.teachers if not teacher.inside]
+    inner = [view for view in views if view.name in names]
+    inline = [teacher for teacher in outer if is_inline(teacher, preflight.on_ray)]
+    size, of = spec.dataset.batch_size, (models.infos, models.grids)
+    queued = prefetch_depth(spec) * micro_batch_bytes(size, [], inline, *of)
+    return (AHEAD + 1) * micro_batch_bytes(size, inner, outer, *of) + queued
 
 
 def teacher_bytes(teacher: ResolvedTeacher, parameters: int) -> int:

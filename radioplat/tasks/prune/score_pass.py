@@ -26,6 +26,7 @@ from radioplat.training.checkpoints.checkpoint import read_losses
 from radioplat.training.engine.loss_statistics import LossStatistics
 from radioplat.training.feed.feeder import Feeder
 from radioplat.training.feed.micro_batches import MicroBatches
+from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.watch.phases import Phases
 
@@ -63,10 +64,11 @@ def score_student(run: Run, student: Student, checkpoint: Path, score: ChannelSc
     micro_batches = MicroBatches(run, order, device, False, module, Phases())
     clients: dict[str, TeacherClient] = {t.name: InlineTeacher(t, run.grids[t.name], str(device)) for t in teachers}
     student.zero_grad()
-    feeder = Feeder(first_batches(run, count), clients, teachers, 2, run.partitions)
-    with contextlib.closing(feeder):
-        for batch, answers in feeder:
-            loss = module(micro_batches.micro_batch(0, batch.micro_batch, batch, answers, StepRecord(0, 0.0)))["loss"]
+    feeder = Feeder(first_batches(run, count), clients, teachers, 2, run.partitions, device)
+    with contextlib.closing(Prefetch(feeder, run, device, on_cluster=False)) as ahead:
+        for arrival in ahead:
+            batch = arrival.batch
+            loss = module(micro_batches.micro_batch(0, batch.micro_batch, arrival, StepRecord(0, 0.0)))["loss"]
             if not torch.isfinite(loss):
                 message = f"the loss of micro-batch {batch.micro_batch} is not finite: channels cannot be scored by it"
                 raise TrainingError(message, where="prune.score", hint="Use score: magnitude, or check the teacher.")

@@ -17,7 +17,7 @@ from radioplat.teachers.cache.key import feature_key, sample_digest
 from radioplat.teachers.cache.store import FeatureStore
 from radioplat.teachers.serving.client import Held, Pending, TeacherClient
 from radioplat.teachers.serving.packed_features import Packed
-from radioplat.teachers.serving.transport import to_host
+from radioplat.teachers.serving.transport import is_on_gpu, to_host
 
 _EXPONENT = 0x7F80  # exponent bits of bf16; all of them set: infinity or NaN
 
@@ -89,13 +89,15 @@ class CachedTeacher:
 
         def answer() -> Packed:
             """Wait for the teacher, and store what the cache lacks."""
-            fresh = to_host(pending())
-            rows = rows_of(fresh)
+            fresh = pending()
+            in_memory = to_host(fresh)
+            rows = rows_of(in_memory)
             for row in sorted(keys.keys() - hits.keys()):
                 if all(is_finite(array[row]) for array in rows.values()):
                     # A copy: a slice would keep the complete result in memory, or in Ray's object store.
                     self._store.put(keys[row], {name: array[row].copy() for name, array in rows.items()})
-            return dataclasses.replace(fresh, cached=(0, len(keys)))
+            # What is on a GPU stays there: the student needs it there.
+            return dataclasses.replace(fresh if is_on_gpu(fresh) else in_memory, cached=(0, len(keys)))
 
         return functools.cache(answer)  # a batch used for statistics is fetched twice
 

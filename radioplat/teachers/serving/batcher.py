@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from radioplat.teachers.serving.packed_features import Packed
 
-Forward = Callable[[np.ndarray, tuple[int, int], frozenset[str]], Packed]
+Forward = Callable[[np.ndarray, tuple[int, int], frozenset[str]], Any]
+_STARTED = 2  # forwards: one computes, and the pixels of the next are copied
 
 
 @dataclass
@@ -32,19 +34,24 @@ class Batcher:
     """Callable from any number of threads; one thread computes, and joins the requests that were queued meanwhile.
 
     It never waits for more requests: a single one runs at once. Results equal those of requests that run alone.
+    A second thread waits for the results, so that on a GPU the next forward is started while one computes.
 
     Args:
-        forward: see :class:`radioplat.teachers.serving.teacher_runner.TeacherRunner`.
+        forward: runs or starts a forward, see :class:`radioplat.teachers.serving.teacher_runner.TeacherRunner`.
         most: maximum number of rows of one forward.
+        finish: waits for what ``forward`` returned, and returns the features.
     """
 
-    def __init__(self, forward: Forward, most: int) -> None:
-        self._forward, self._most = forward, most
+    def __init__(self, forward: Forward, most: int, finish: Callable[[Any], Packed] = lambda packed: packed) -> None:
+        self._forward, self._most, self._finish = forward, most, finish
+        self._free = threading.Semaphore(_STARTED)
+        self._started: queue.Queue[tuple[list[_Request], Any]] = queue.Queue()
         self._requests: queue.Queue[_Request] = queue.Queue()
         self._left: list[_Request] = []  # removed from the queue, not yet run
         self.waiting = 0
         self._lock = threading.Lock()
-        threading.Thread(target=self._run, name="teacher", daemon=True).start()
+        for name, run in (("teacher", self._run), ("answers", self._answer)):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
     def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         """Wait for the features of uint8 ``[B, 3, H, W]``; raises what the forward raises."""
@@ -61,20 +68,35 @@ class Batcher:
     def _run(self) -> None:
         while True:
             together = self._next()
+            self._free.acquire()
             try:
-                features = self._forward(
+                started = self._forward(
                     np.concatenate([r.pixels for r in together]) if len(together) > 1 else together[0].pixels,
                     together[0].grid,
                     together[0].wanted,
                 )
             except BaseException as error:
-                for request in together:
-                    request.answer.set_exception(error)
+                self._free.release()
+                _fail(together, error)
                 continue
+            self._started.put((together, started))
+            del together, started  # else they stay in memory while this thread waits
+
+    def _answer(self) -> None:
+        while True:
+            together, started = self._started.get()
+            try:
+                features = self._finish(started)
+            except BaseException as error:
+                _fail(together, error)
+                continue
+            finally:
+                self._free.release()
             start = 0
             for request in together:
                 request.answer.set_result(features.rows(start, start + len(request.pixels)))
                 start += len(request.pixels)
+            del together, started, features, request
 
     def _next(self) -> list[_Request]:
         """Return the oldest request, and those of its kind that fit into the same forward."""
@@ -94,3 +116,8 @@ class Batcher:
                 rest.append(request)
         self._left = rest
         return together
+
+
+def _fail(requests: list[_Request], error: BaseException) -> None:
+    for request in requests:
+        request.answer.set_exception(error)

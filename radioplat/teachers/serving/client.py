@@ -77,15 +77,14 @@ class InlineTeacher:
         return pixels
 
     def submit(self, shared: np.ndarray, micro_batch: int) -> Pending:
-        """Request the features of shared images; on a GPU the forward runs in the caller's thread.
+        """Request the features of shared images; on a GPU the caller's thread starts the forward and does not wait.
 
         On a CPU it runs in the thread that waits for the result, once: student and teacher alternate on all cores,
         because two thread pools at once slow each other down (measured: forwards a third slower).
         """
-        answer = functools.cache(lambda: self._runner(shared, self._grid, self._wanted))
         if self._ahead:
-            answer()
-        return answer
+            return functools.cache(self._runner.start(shared, self._grid, self._wanted).finish)
+        return functools.cache(lambda: self._runner(shared, self._grid, self._wanted))
 
     def precision(self) -> str:
         """Return the dtype that the teacher computes in."""

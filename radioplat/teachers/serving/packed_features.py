@@ -32,15 +32,20 @@ class Packed:
     cached: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        return len(next(a for a in (self.summary, self.spatial, *self.named.values()) if a is not None))
+        return len(self.arrays[0])
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All arrays or tensors."""
+        return [a for a in (self.summary, self.spatial, *self.named.values()) if a is not None]
 
     def map(self, function: Callable[[Array], Array]) -> Packed:
         """Apply ``function`` to every array."""
-        return Packed(
-            None if self.summary is None else function(self.summary),
-            None if self.spatial is None else function(self.spatial),
-            {name: function(array) for name, array in self.named.items()},
-            self.seconds,
+        return replace(
+            self,
+            summary=None if self.summary is None else function(self.summary),
+            spatial=None if self.spatial is None else function(self.spatial),
+            named={name: function(array) for name, array in self.named.items()},
         )
 
     def taking(self, seconds: float) -> Packed:
@@ -56,4 +61,4 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes to transport."""
-        return sum(a.nbytes for a in (self.summary, self.spatial, *self.named.values()) if a is not None)
+        return sum(array.nbytes for array in self.arrays)

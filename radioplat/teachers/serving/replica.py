@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from radioplat.teachers.serving.batcher import Batcher
     from radioplat.teachers.serving.packed_features import Packed
-    from radioplat.teachers.serving.teacher_runner import TeacherRunner
+    from radioplat.teachers.serving.teacher_runner import Started, TeacherRunner
 
 AT_ONCE = 64  # concurrent requests in a replica; further ones wait at their senders
 
@@ -40,7 +40,9 @@ class Replica:
         self._runner: TeacherRunner | None = None
         self._batcher: Batcher | None = None
         self._gives_way = False
-        self._since = 0.0  # start of the current forward
+        self._counting = threading.Lock()
+        self._running = 0  # forwards that have started and not ended
+        self._since = 0.0  # since when the oldest of them has the device
         self._forwards = 0
 
     def ready(self) -> bool:
@@ -95,24 +97,41 @@ class Replica:
                 print(f"{datetime.now():%Y-%m-%d %H:%M:%S} teacher {teacher.name} loads on {device}", flush=True)
                 self._runner = TeacherRunner(teacher, device)
                 self._gives_way = device == "cpu" and teacher.service.num_cpus < 1
-                self._batcher = Batcher(self._timed, self._runner.max_batch)
+                self._batcher = Batcher(self._start, self._runner.max_batch, self._finish)
             return self._batcher
 
-    def _timed(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
+    def _start(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Started:
+        """Begin a forward."""
         assert self._runner is not None
         if self._gives_way:
             from radioplat.common.cpu_threads import lower_thread_priority
 
             lower_thread_priority()
             self._gives_way = False
-        self._since = time.monotonic()
+        with self._counting:
+            self._running += 1
+            self._since = self._since or time.monotonic()
         try:
-            return self._runner(pixels, grid, wanted)
+            return self._runner.start(pixels, grid, wanted)
+        except BaseException:
+            traceback.print_exc()
+            self._ended()
+            raise
+
+    def _finish(self, started: Started) -> Packed:
+        """Wait for a forward; the next may have been started meanwhile."""
+        try:
+            return started.finish()
         except BaseException:
             traceback.print_exc()
             raise
         finally:
-            self._since = 0.0
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._counting:
+            self._running -= 1
+            self._since = time.monotonic() if self._running else 0.0
             self._forwards += 1
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from radioplat.common.device_copies import DeviceCopies, keep_for_this_stream, receive, tensor_of
 from radioplat.common.out_of_memory import ran_out
 from radioplat.errors import TeacherOutOfMemory
 from radioplat.losses.base.reduce import to_grid
@@ -15,6 +18,26 @@ from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.base.teacher import FrozenTeacher
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import joined, pack
+
+
+@dataclass(frozen=True)
+class Started:
+    """Features that a GPU may still compute; on a CPU they are complete."""
+
+    packed: Packed
+    begin: torch.cuda.Event | None = None
+    end: torch.cuda.Event | None = None
+
+    def finish(self) -> Packed:
+        """Wait in this thread until the features are computed; return them for use on its current stream.
+
+        Their seconds are those between the begin and the end of the work on the GPU.
+        """
+        if self.begin is None or self.end is None:
+            return self.packed
+        self.end.synchronize()
+        keep_for_this_stream(self.packed.arrays)
+        return self.packed.taking(self.begin.elapsed_time(self.end) / 1000)
 
 
 class TeacherRunner:
@@ -31,13 +54,27 @@ class TeacherRunner:
         self.name = teacher.name
         self.model = self._built(teacher, device)
         self.precision = str(self.model.dtype).removeprefix("torch.")
-        self._on_gpu = torch.device(device).type == "cuda"
+        place = torch.device(device)
+        self._copies = DeviceCopies(place)
+        self._stream = torch.cuda.Stream(place) if place.type == "cuda" else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(place))  # which has copied the weights
         assert teacher.service.max_batch is not None  # resolving the spec sets it
         self.max_batch: int = teacher.service.max_batch
         self.shapes: set[tuple[int, ...]] = set()  # of all forwards so far
 
     def __call__(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Compute the wanted features of uint8 ``[B, 3, H, W]``; they stay on the device.
+        """Compute the wanted features of uint8 ``[B, 3, H, W]``, and wait for them; they stay on the device.
+
+        Arguments, result and errors: :meth:`start`.
+        """
+        return self.start(pixels, grid, wanted).finish()
+
+    def start(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Started:
+        """Begin to compute the wanted features of uint8 ``[B, 3, H, W]``; they stay on the device. One thread calls it.
+
+        On a GPU this returns while it computes, on a stream of its own; the pixels are copied on another, so that
+        those of the next request arrive meanwhile.
 
         Vectors are ``[B, D]``; maps are ``[B, *grid, D]``, or smaller if the teacher's own map is.
 
@@ -50,9 +87,7 @@ class TeacherRunner:
         """
         size = self.max_batch
         try:
-            return joined(
-                [self._forward(pixels[i : i + size], size, grid, wanted) for i in range(0, len(pixels), size)]
-            )
+            return self._started(pixels, size, grid, wanted)
         except Exception as error:
             if not ran_out(error):
                 raise
@@ -82,12 +117,33 @@ class TeacherRunner:
             hint="Set precision to bf16, or give it a device with more free memory: placement: spread, num_gpus: 1.",
         )
 
-    def _forward(self, pixels: np.ndarray, size: int, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        begin, rows = time.perf_counter(), len(pixels)
+    def _started(self, pixels: np.ndarray, size: int, grid: tuple[int, int], wanted: frozenset[str]) -> Started:
+        begun = time.perf_counter()
+        events = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2)] if self._stream else []
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            parts: list[Packed] = []
+            for i in range(0, len(pixels), size):
+                images, rows = self._images(pixels[i : i + size], size)
+                if events and not parts:
+                    events[0].record()
+                parts.append(self._forward(images, rows, grid, wanted))
+            packed = joined(parts)
+            if events:
+                events[1].record()
+        return Started(packed, *events) if events else Started(packed.taking(time.perf_counter() - begun))
+
+    def _images(self, pixels: np.ndarray, size: int) -> tuple[torch.Tensor, int]:
+        """Return the pixels on the device, padded to ``size`` rows, and how many of these rows are images."""
+        rows = len(pixels)
         if rows < size:
             pixels = np.concatenate([pixels, np.zeros((size - rows, *pixels.shape[1:]), pixels.dtype)])
         self.shapes.add(pixels.shape)
-        images = torch.from_numpy(np.ascontiguousarray(pixels)) if pixels.flags.writeable else torch.tensor(pixels)
+        with self._copies.group() as group:
+            images = group.put(tensor_of(pixels))
+        receive(group.done, [images])
+        return images, rows
+
+    def _forward(self, images: torch.Tensor, rows: int, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         features = self.model(images, wanted)
         if features.spatial is not None:
             own = features.spatial.shape[1:3]  # smaller than the grid for a small view
@@ -95,10 +151,7 @@ class TeacherRunner:
             features = Features(
                 features.summary, to_grid(features.spatial.float(), inside).to(torch.bfloat16), features.named
             )
-        packed = pack(features.map(lambda t: t[:rows]), 0.0)
-        if self._on_gpu:
-            torch.cuda.synchronize()  # to measure the time, and so that others can read the features
-        return packed.taking(time.perf_counter() - begin)
+        return pack(features.map(lambda t: t[:rows]), 0.0)
 
 
 def _line(error: Exception) -> str:

@@ -6,11 +6,10 @@ Tensors are sent from device to device by Ray's tensor transport if both ends ha
 
 from __future__ import annotations
 
-import warnings
-
-import numpy as np
 import torch
 
+from radioplat.common import device_copies
+from radioplat.common.device_copies import tensor_of
 from radioplat.models.features import Features
 from radioplat.teachers.serving.packed_features import Array, Packed
 
@@ -38,24 +37,28 @@ def pack(features: Features, seconds: float) -> Packed:
 
 
 def to_host(packed: Packed) -> Packed:
-    """Convert tensors on any device to arrays in this process's memory; arrays are returned unchanged."""
-    return packed.map(lambda a: a if isinstance(a, np.ndarray) else a.cpu().view(torch.uint16).numpy())
+    """Convert complete tensors on any device to arrays in this process's memory; arrays are returned unchanged."""
+    there = [array for array in packed.arrays if isinstance(array, torch.Tensor)]
+    arrays = iter([tensor.view(torch.uint16).numpy() for tensor in device_copies.to_host(there)])
+    return packed.map(lambda array: next(arrays) if isinstance(array, torch.Tensor) else array)
+
+
+def is_on_gpu(packed: Packed) -> bool:
+    """Return whether the features are tensors in a GPU's memory."""
+    return any(isinstance(array, torch.Tensor) and array.is_cuda for array in packed.arrays)
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """Return a bf16 tensor; one of an array is on the CPU and shares its memory: never write to it."""
+    return array if isinstance(array, torch.Tensor) else tensor_of(array).view(torch.bfloat16)
 
 
 def unpack(packed: Packed) -> Features:
     """Return bf16 tensors, on the CPU if they came as arrays, whose memory they then share: never write to them."""
-
-    def tensor(array: Array) -> torch.Tensor:
-        if isinstance(array, torch.Tensor):
-            return array
-        with warnings.catch_warnings():  # Ray's memory is read-only; torch has no read-only tensors
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            return torch.from_numpy(array).view(torch.bfloat16)
-
     return Features(
-        None if packed.summary is None else tensor(packed.summary),
-        None if packed.spatial is None else tensor(packed.spatial),
-        {name: tensor(value) for name, value in packed.named.items()},
+        None if packed.summary is None else as_tensor(packed.summary),
+        None if packed.spatial is None else as_tensor(packed.spatial),
+        {name: as_tensor(value) for name, value in packed.named.items()},
     )
 
 

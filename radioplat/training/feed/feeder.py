@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
+from radioplat.common.device_copies import use_device
 from radioplat.data.batch import Batch
 from radioplat.data.loading.closeable import END_TIMEOUT_S, CloseableIterator, end_thread
 from radioplat.data.storage.outage import is_waiting
@@ -31,6 +34,7 @@ class Feeder:
 
     Args:
         partitions: says which teachers get which micro-batch; default: all teachers get all.
+        device: of inline teachers, which compute in the feeder's thread if it is a GPU.
     """
 
     def __init__(
@@ -40,9 +44,10 @@ class Feeder:
         teachers: list[ResolvedTeacher],
         depth: int,
         partitions: Partitions | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._batches, self._clients, self._teachers = batches, clients, teachers
-        self._partitions = partitions
+        self._partitions, self._device = partitions, device
         self._queue: queue.Queue = queue.Queue(maxsize=max(1, depth))
         self._put_back: deque[Fed] = deque()
         self._left_out: frozenset[str] = frozenset()
@@ -56,6 +61,8 @@ class Feeder:
     def __next__(self) -> Fed:
         if self._put_back:
             return self._put_back.popleft()
+        if self._stop.is_set():
+            raise StopIteration
         item = self._queue.get()
         if item is _END:
             self._queue.put(_END)  # for further calls
@@ -78,6 +85,8 @@ class Feeder:
         A read that waits for storage cannot be woken, and may wait longer than a notice of preemption allows.
         """
         self._stop.set()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(_END)  # for a thread that waits for the next batch
         if is_waiting():
             timeout_s = min(timeout_s, _WAITING_S)
         end_thread(self._thread, self._wake, timeout_s)
@@ -88,6 +97,8 @@ class Feeder:
 
     def _run(self) -> None:
         """Feed all batches, then queue the end mark, or the error that ended the stream; runs in the thread."""
+        if self._device is not None:
+            use_device(self._device)
         closes = hasattr(self._batches, "close")
         batches: Any = self._batches
         try:

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import torch
 
+from radioplat.common.device_copies import keep_for_this_stream
 from radioplat.data.batch import View
 from radioplat.data.views.mosaic import Mosaic, make_mosaic
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -48,4 +49,7 @@ def cut(packed: Packed, mosaic: Mosaic, height: int, width: int) -> Packed:
 
 
 def _stacked(pieces: list[Array]) -> Array:
-    return torch.stack(pieces) if isinstance(pieces[0], torch.Tensor) else np.stack(pieces)
+    if not isinstance(pieces[0], torch.Tensor):
+        return np.stack(pieces)
+    keep_for_this_stream(pieces)
+    return torch.stack(pieces)

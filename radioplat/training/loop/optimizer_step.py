@@ -19,7 +19,7 @@ from radioplat.objectives.pieces import in_pieces
 from radioplat.optim.optimizer import set_rates
 from radioplat.training.engine.cpu_bf16 import arithmetic
 from radioplat.training.engine.engine import Engine
-from radioplat.training.feed.feeder import Fed
+from radioplat.training.feed.arrival import Arrival
 from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.guards import out_of_memory
 from radioplat.training.hooks.step_record import StepRecord
@@ -61,7 +61,7 @@ class OptimizerStep:
         if self._ended is not None:
             self._ended += seconds
 
-    def __call__(self, step: int, feed: Iterator[Fed]) -> StepRecord:
+    def __call__(self, step: int, feed: Iterator[Arrival]) -> StepRecord:
         """Run global ``step`` on micro-batches from ``feed``; return its record, reduced over all ranks.
 
         Raises:
@@ -118,31 +118,31 @@ class OptimizerStep:
             record.reduce(self._sums, self._run.micro_batches)
 
     def _arrived(
-        self, record: StepRecord, feed: Iterator[Fed], expected: Sequence[int]
+        self, record: StepRecord, feed: Iterator[Arrival], expected: Sequence[int]
     ) -> Iterator[tuple[Batch, MicroBatch]]:
         """Yield the step's micro-batches as they and their answers arrive; add the time of waiting to ``record``."""
         for place, number in enumerate(expected):
             self._phases.at(record.step, place)
             waited = time.perf_counter()
             with self._phases(DATA):
-                batch, answers = _next(record.step, feed)
+                arrival = _next(record.step, feed)
             record.wait_data += time.perf_counter() - waited
-            micro = self._batches.micro_batch(record.step, number, batch, answers, record)
+            micro = self._batches.micro_batch(record.step, number, arrival, record)
             record.wait += time.perf_counter() - waited
-            yield batch, micro
+            yield arrival.batch, micro
 
-    def _begin_objective(self, step: int, feed: Iterator[Fed], count: int) -> Iterator[Fed]:
+    def _begin_objective(self, step: int, feed: Iterator[Arrival], count: int) -> Iterator[Arrival]:
         """Call the objective's ``begin_step``, with the step's ``count`` micro-batches if it needs all of them.
 
         Returns:
             An iterator over all of ``feed``, including those micro-batches.
         """
-        arrived: list[Fed] = []
+        arrived: list[Arrival] = []
         if self._objective.needs_whole_step:
             with self._phases(DATA):
                 arrived = [_next(step, feed) for _ in range(count)]
         with self._phases(COLLECTIVE):
-            self._objective.begin_step(StepContext(step, [batch for batch, _ in arrived]))
+            self._objective.begin_step(StepContext(step, [arrival.batch for arrival in arrived]))
         return chain(arrived, feed)
 
     def _learn(self, batch: Batch, micro: MicroBatch, record: StepRecord, last: bool) -> None:
@@ -185,7 +185,7 @@ class OptimizerStep:
         torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
 
 
-def _next(step: int, feed: Iterator[Fed]) -> Fed:
+def _next(step: int, feed: Iterator[Arrival]) -> Arrival:
     try:
         return next(feed)
     except StopIteration:

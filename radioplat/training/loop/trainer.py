@@ -19,8 +19,8 @@ from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.engine.backends import set_backends
 from radioplat.training.engine.registry import build_engine
-from radioplat.training.feed.feeder import Feeder
 from radioplat.training.feed.micro_batches import MicroBatches
+from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.guards.loss_spikes import RollBack
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.hooks.step_record import StepRecord
@@ -107,7 +107,7 @@ class Trainer:
         self.reporter.close()
         self._accounts.write()
 
-    def train(self, feeder: Feeder) -> RollBack | None:
+    def train(self, feed: Prefetch) -> RollBack | None:
         """Run the remaining steps and save due checkpoints; on a pause request, save and stop.
 
         Returns:
@@ -115,14 +115,14 @@ class Trainer:
         """
         self._clock.ready()
         with collected_at_steps():
-            return self._steps(feeder)
+            return self._steps(feed)
 
-    def _steps(self, feeder: Feeder) -> RollBack | None:
+    def _steps(self, feed: Prefetch) -> RollBack | None:
         """See :meth:`train`."""
         for step in range(self.state.global_step, self.run.total_steps):
             self._phases.at(step)
-            feeder.leave_out(self.objective.quarantined)
-            record = self._step(step, feeder)
+            feed.leave_out(self.objective.quarantined)
+            record = self._step(step, feed)
             if (back := self._roll_back(record)) is not None:
                 return back
             collect_at(step)

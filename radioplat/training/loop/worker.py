@@ -14,6 +14,7 @@ from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
+from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.garbage import free_memory
@@ -61,16 +62,23 @@ def run_worker(
         def feed(stop: int) -> contextlib.closing[Feeder]:
             """Return a feeder of this rank's batches up to step ``stop``, which sends them to the teachers ahead."""
             batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
-            return contextlib.closing(Feeder(batches, clients, run.frozen_teachers, depth, run.partitions))
+            feeder = Feeder(batches, clients, run.frozen_teachers, depth, run.partitions, context.device)
+            return contextlib.closing(feeder)
 
         # The stream needs seconds to start; it does so while the student is built.
         feeder = stack.enter_context(feed(first.first_stop))
         outer = (clock, meter, accounts, pauses, phases, halvings)
         worker: Trainer | None = None
+        ahead: Prefetch | None = None
 
         def close() -> None:
-            if worker is not None:
-                worker.close()
+            """Close the worker, which ends its writes, before the stream, which may wait."""
+            try:
+                if worker is not None:
+                    worker.close()
+            finally:
+                if ahead is not None:
+                    ahead.close()
 
         stack.callback(close)
         worker = Trainer(run, context, persistence, *outer)
@@ -80,7 +88,9 @@ def run_worker(
         worker.build_engine()
         if first.first_stop < stop:
             feeder = stack.enter_context(feed(stop))
-        while (back := worker.train(feeder)) is not None:
+        # It stays at a roll-back: what it has brought to the device are the micro-batches of the steps that follow.
+        ahead = Prefetch(feeder, run, context.device, context.on_cluster)
+        while (back := worker.train(ahead)) is not None:
             worker.close()
             worker.engine.close()
             worker = None

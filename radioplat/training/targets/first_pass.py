@@ -7,6 +7,7 @@ from itertools import islice
 
 import torch
 
+from radioplat.design.memory import micro_batch_bytes
 from radioplat.design.run import Run
 from radioplat.losses.target_transforms.moments import Moments
 from radioplat.models.student.fold_target_norm import unfold_head
@@ -50,7 +51,7 @@ class FirstPass:
         each = run.micro_batch_schedule(world_size).per_rank
         self._norms, self._fits = norms * each, fits * each
         self._count = max(self._norms, self._fits)
-        self._keeps = self._count * _micro_batch_bytes(run) <= KEPT_BYTES
+        self._keeps = self._count * _bytes_each(run) <= KEPT_BYTES
         self.first_stop = run.total_steps if self._keeps else max(norms, fits)
 
     def measure(self, student: Student, feeder: Feeder) -> list[HeadFitted]:
@@ -113,11 +114,6 @@ class FirstPass:
         self._meter.after_step(record)
 
 
-def _micro_batch_bytes(run: Run) -> int:
+def _bytes_each(run: Run) -> int:
     """Return the number of bytes of a micro-batch and its teachers' answers."""
-    pixels = sum(3 * view.size**2 for view in run.views)
-    numbers = 0
-    for teacher in run.frozen_teachers:
-        info, (rows, columns) = run.infos[teacher.name], run.grids[teacher.name]
-        numbers += info.summary_dim + rows * columns * info.spatial_dim
-    return run.spec.dataset.batch_size * (pixels + 2 * numbers)  # pixels are uint8, features bf16
+    return micro_batch_bytes(run.spec.dataset.batch_size, run.views, run.frozen_teachers, run.infos, run.grids)

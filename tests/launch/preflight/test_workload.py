@@ -8,6 +8,7 @@ import pytest
 
 from radioplat.cluster.gpu_kinds import kind_of
 from radioplat.cluster.resources import Resources
+from radioplat.common import terminal
 from radioplat.common.terminal import size
 from radioplat.design.models import design_models
 from radioplat.launch.preflight import workload
@@ -88,6 +89,14 @@ def test_inline_teachers_take_the_workers_time_and_send_nothing():
     assert "validation" not in inline.facts["memory of a worker's GPU"]
     copied = told("dataset.knn_validation=true").facts["memory of a worker's GPU"]
     assert copied.endswith(f"; between steps, a validation adds {2 * 86.9:.0f} MB for the student's copy")
+    spec = inline.spec
+    answers = sum(
+        2 * (info.summary_dim + rows * columns * info.spatial_dim)
+        for info, (rows, columns) in ((inline.models.infos[n], inline.models.grids[n]) for n in "ab")
+    )
+    pixels = 3 * spec.dataset.img_size**2
+    waiting = spec.dataset.batch_size * (3 * (pixels + answers) + 4 * answers)
+    assert f"{terminal.size(waiting)} for micro-batches" in inline.facts["memory of a worker's GPU"]
     local = told("train.num_gpus=1", on_ray=False, resources=Resources(8, 1, (kind_of("H100"),)))
     assert local.facts["GPUs"] == "1 of 1: 1 worker(s) with a, b inline"
 

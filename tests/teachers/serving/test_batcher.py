@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -107,3 +108,48 @@ def test_an_error_reaches_those_who_asked_and_nobody_else():
         with pytest.raises(ValueError, match="white"):
             ask(batcher, pool, 255, 2).result(20)
         assert int(ask(batcher, pool, 7, 2).result(20).summary[0, 0]) == 7
+
+
+class Device:
+    """A device that computes what was started only when it is told to; ``finish`` waits for that."""
+
+    def __init__(self):
+        self.started, self.gate = [], threading.Semaphore(0)
+
+    def start(self, pixels, grid, wanted):
+        self.started.append(int(pixels[0, 0, 0, 0]))
+        return pixels
+
+    def finish(self, pixels):
+        assert self.gate.acquire(timeout=20)
+        if pixels[0, 0, 0, 0] == 255:
+            raise ValueError("white")
+        return Packed(pixels[:, 0, 0, :1].astype(np.uint16), None, {}, 1.0)
+
+
+def wait_until(true) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_one_forward_is_started_while_another_computes_and_no_third():
+    device = Device()
+    batcher = Batcher(device.start, 2, device.finish)
+    with ThreadPoolExecutor(8) as pool:
+        answers = []
+        for number, value in enumerate((1, 255, 3, 4)):
+            answers.append(ask(batcher, pool, value, 2))
+            wait_until(lambda count=number + 1: batcher.waiting == count)
+        wait_until(lambda: len(device.started) == 2)
+        time.sleep(0.1)
+        assert device.started == [1, 255] and not any(answer.done() for answer in answers)
+        device.gate.release()
+        assert int(answers[0].result(20).summary[0, 0]) == 1
+        wait_until(lambda: len(device.started) == 3)
+        for _ in range(3):
+            device.gate.release()
+        with pytest.raises(ValueError, match="white"):
+            answers[1].result(20)
+        assert [int(a.result(20).summary[0, 0]) for a in answers[2:]] == [3, 4] and device.started == [1, 255, 3, 4]

@@ -1,0 +1,95 @@
+"""A micro-batch that a thread brings to the device while the training thread is still busy with those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+
+import torch
+
+from radioplat.common.device_copies import receive
+from radioplat.data.batch import Batch
+from radioplat.objectives.micro_batch import MicroBatch
+from radioplat.teachers.serving.client import Pending
+from radioplat.teachers.serving.packed_features import Packed
+
+
+class Arrival:
+    """A batch, whose tensors and teachers' answers follow in parts.
+
+    The training thread calls :meth:`inputs` and :meth:`answer`, which wait, and then :meth:`receive`.
+
+    Args:
+        pending: answers by teacher.
+        computed_here: teachers whose answer is computed by the thread that calls :meth:`answer`.
+        on_received: called once, when the tensors are handed over.
+
+    Attributes:
+        batch: complete from the beginning, in host memory.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        pending: Mapping[str, Pending],
+        computed_here: Collection[str] = (),
+        on_received: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.batch = batch
+        self.pending = pending
+        self.computed_here = computed_here
+        self._on_received = on_received
+        self._inputs: Future[MicroBatch] = Future()
+        self._answers: dict[str, Future[Packed]] = {n: Future() for n in pending if n not in computed_here}
+        self._copied: Future[torch.cuda.Event | None] = Future()
+
+    def inputs(self) -> MicroBatch:
+        """Wait for the micro-batch without targets, and return it; :meth:`receive` must follow before it is used.
+
+        Raises:
+            Exception: what copying it raised.
+        """
+        return self._inputs.result()
+
+    def answer(self, name: str) -> Packed:
+        """Wait for the answer of a teacher, or compute it; :meth:`receive` must follow before it is used.
+
+        Raises:
+            TeacherSilent: there is none.
+            Exception: what the teacher, or copying its answer, raised.
+        """
+        if name in self.computed_here:
+            return self.pending[name]()
+        return self._answers[name].result()
+
+    def receive(self) -> None:
+        """Make the current stream wait for the copies, and take over the tensors; call it once, after all parts."""
+        done = self._copied.result()
+        if done is not None:
+            packed = [f.result() for f in self._answers.values() if not f.cancelled() and f.exception() is None]
+            receive(done, [*self.inputs().tensors(), *(array for one in packed for array in one.arrays)])
+        self.pending, self._answers = {}, {}
+        self._on_received()
+
+    def bring_inputs(self, inputs: MicroBatch) -> None:
+        """Hand over the micro-batch without targets."""
+        self._inputs.set_result(inputs)
+
+    def bring_answer(self, name: str, answer: Packed | BaseException | None) -> None:
+        """Hand over the answer of a teacher, or what it raised; None if nobody wants it any more."""
+        if answer is None:
+            self._answers[name].cancel()
+        elif isinstance(answer, BaseException):
+            self._answers[name].set_exception(answer)
+        else:
+            self._answers[name].set_result(answer)
+
+    def end(self, done: torch.cuda.Event | BaseException | None) -> None:
+        """Hand over the event after the last copy, or an error for all parts that are missing."""
+        if not isinstance(done, BaseException):
+            self._copied.set_result(done)
+            return
+        parts: list[Future] = [self._inputs, *self._answers.values(), self._copied]
+        for part in parts:
+            if not part.done():
+                part.set_exception(done)

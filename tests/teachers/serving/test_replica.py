@@ -1,0 +1,93 @@
+"""A replica without Ray: several requests at once, and how long the current forward has run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from radioplat.teachers.serving.replica import Replica
+from radioplat.teachers.serving.teacher_runner import Started, TeacherRunner
+from radioplat.teachers.serving.transport import to_host
+
+GRID, WANTED = (2, 2), frozenset({"summary", "spatial"})
+
+
+def images(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (2, 3, 64, 64), dtype=np.uint8)
+
+
+@pytest.fixture
+def replica(timm_teacher, monkeypatch):
+    """replica(device) -> one of a small ViT, with its resolved teacher; Ray is asked only for the node."""
+    import ray
+
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+
+    def make(device: str = "cpu"):
+        teacher, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": 2})
+        return Replica(teacher, device), teacher
+
+    return make
+
+
+def test_answers_are_those_of_the_teacher_alone_and_are_counted(replica):
+    served, teacher = replica()
+    alone = TeacherRunner(teacher, "cpu")
+    with ThreadPoolExecutor(4) as students:
+        answers = list(students.map(lambda seed: served.forward(images(seed), GRID, WANTED), range(6)))
+    for seed, answer in enumerate(answers):
+        own = to_host(alone(images(seed), GRID, WANTED))
+        assert np.array_equal(answer.summary, own.summary) and np.array_equal(answer.spatial, own.spatial)
+        assert answer.seconds > 0
+    health = served.health()
+    assert (health.forwards, health.busy_s, health.waiting) == (6, 0.0, 0)
+
+
+def test_a_forward_that_was_started_early_is_busy_from_the_end_of_the_one_before(replica, monkeypatch):
+    served, _ = replica()
+    served.ready()
+    gates = [threading.Event(), threading.Event()]
+    order = iter(gates)
+    finish = Started.finish
+
+    def held(self):
+        assert next(order).wait(60)
+        return finish(self)
+
+    monkeypatch.setattr(Started, "finish", held)
+    with ThreadPoolExecutor(2) as students:
+        answers = [students.submit(served.forward, images(seed), GRID, WANTED) for seed in range(2)]
+        deadline = time.monotonic() + 60
+        while served._running < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)
+        first = served.health().busy_s
+        assert first >= 0.5
+        gates[0].set()
+        while served.health().forwards < 1:
+            time.sleep(0.01)
+        assert served.health().busy_s < first
+        gates[1].set()
+        assert all(len(answer.result(60)) == 2 for answer in answers)
+    assert served.health().busy_s == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_overlapping_requests_get_what_they_would_get_alone(replica):
+    served, teacher = replica("cuda")
+    alone = TeacherRunner(teacher, "cuda")
+    own = [to_host(alone(images(seed), GRID, WANTED)) for seed in range(32)]
+    with ThreadPoolExecutor(4) as students:
+        answers = list(students.map(lambda seed: served.forward(images(seed), GRID, WANTED), range(32)))
+    for mine, answer in zip(own, answers, strict=True):
+        assert np.array_equal(answer.summary, mine.summary) and np.array_equal(answer.spatial, mine.spatial)
+        assert 0 < answer.seconds < 10
