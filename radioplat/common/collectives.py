@@ -1,10 +1,9 @@
-"""Exchange small objects and tensors between ranks. A process group may be used by one thread only."""
+"""Exchange small objects and tensors between ranks. The training thread alone may call these functions."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -25,16 +24,12 @@ def is_first() -> bool:
     return alone() or dist.get_rank() == 0
 
 
-def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's ``value`` (picklable) on every rank.
-
-    Args:
-        channel: group from :func:`open_channel`, for calls outside the training thread.
-    """
+def broadcast_object(value: Any) -> Any:
+    """Return rank 0's ``value`` (picklable) on every rank."""
     if alone():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=channel)
+    dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
@@ -76,14 +71,6 @@ def mark_agreed() -> Iterator[None]:
         raise
 
 
-def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
-    """Return a new process group for a second thread: two threads in one group would receive each other's messages.
-
-    Every rank must call it, in the training thread. None without a process group.
-    """
-    return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
-
-
 def maximum(values: torch.Tensor) -> torch.Tensor:
     """Return the elementwise maximum over the ranks, computed in place; every rank must call it."""
     return _reduce(values, dist.ReduceOp.MAX)
@@ -106,11 +93,7 @@ def _reduce(values: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
     return values
 
 
-def barrier(channel: dist.ProcessGroup | None = None) -> None:
-    """Wait until every rank has called it.
-
-    Args:
-        channel: group from :func:`open_channel`, for calls outside the training thread.
-    """
+def barrier() -> None:
+    """Wait until every rank has called it."""
     if not alone():
-        dist.barrier(group=channel)
+        dist.barrier()
