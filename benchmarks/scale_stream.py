@@ -7,6 +7,7 @@ executions are open. Executions are counted by Ray Data's own actor for statisti
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tarfile
 import threading
@@ -26,13 +27,16 @@ SIZE, SHARDS, IMAGES = 16, 40, 50  # pixels of an image; images of a shard
 KINDS = {"ray::SplitCoordinator": "coordinators", "_ReadSpan": "decode", "ray::StreamHost": "ranks"}
 
 
-def stream(world: int, steps: int, scratch: Path) -> dict[str, float]:
+def stream(world: int, steps: int, scratch: Path, span: int | None = None) -> dict[str, float]:
     """Read ``steps`` steps on ``world`` ranks of the joined cluster.
+
+    Args:
+        span: steps of an execution; default: as many as in a run.
 
     Returns:
         ``steps_s``: steps a second of all ranks; ``wait_s``: longest wait of a rank for a batch behind its first;
-        ``executions``: that Ray Data started; ``restarts``: of them those behind the first of each node; ``open_s``:
-        seconds until all were open; CPU milliseconds a micro-batch, and MB (PSS) of a coordinator.
+        ``executions``: that Ray Data started; ``nodes``: groups of ranks; ``restarts``: executions behind the first of
+        each node; ``open_s``: seconds until all were open; CPU milliseconds a micro-batch; MB (PSS) of a coordinator.
 
     Raises:
         RuntimeError: a rank got other micro-batches than its own, or in another order.
@@ -43,21 +47,23 @@ def stream(world: int, steps: int, scratch: Path) -> dict[str, float]:
     arguments = write_images(scratch)
     nodes = [list(range(at, min(at + NODE, world))) for at in range(0, world, NODE)]
     stats, begin = get_or_create_stats_actor(), time.time()
+    earlier = len(ray.get(stats.get_datasets.remote()))
     hosts = [
-        ray.remote(num_cpus=0)(StreamHost).remote(arguments, world, nodes[at::HOSTS], steps)
+        ray.remote(num_cpus=0)(StreamHost).remote(arguments, world, nodes[at::HOSTS], steps, span)
         for at in range(min(HOSTS, len(nodes)))
     ]
     ray.get([host.open.remote() for host in hosts])
     opened, before = time.time(), _used()
     reads = ray.get([host.read.remote() for host in hosts])
     after = _used()
-    executions = len(ray.get(stats.get_datasets.remote()))
+    executions = len(ray.get(stats.get_datasets.remote())) - earlier
     each = MICRO_BATCHES * steps
     return {
         "steps": steps,
         "steps_s": steps / (max(end for end, _ in reads) - opened),
         "wait_s": max(wait for _, wait in reads),
         "executions": executions,
+        "nodes": len(nodes),
         "restarts": executions - len(nodes),
         "open_s": opened - begin,
         **{f"{kind}_ms": 1e3 * (after[kind][0] - before[kind][0]) / each for kind in KINDS.values()},
@@ -89,21 +95,22 @@ class StreamHost:
         nodes: ranks of each node.
     """
 
-    def __init__(self, arguments: tuple, world: int, nodes: list[list[int]], steps: int) -> None:
+    def __init__(
+        self, arguments: tuple, world: int, nodes: list[list[int]], steps: int, span: int | None = None
+    ) -> None:
+        from radioplat.data.loading.ray_stream import steps_per_execution
         from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 
         self._arguments, self._schedule = arguments, MicroBatchSchedule(MICRO_BATCHES, world)
         self._nodes = [Node(ranks) for ranks in nodes]
-        self._steps = steps
+        self._steps, self._span = steps, span or steps_per_execution(self._schedule, len(nodes[0]))
 
     def open(self) -> None:
         """Open the first execution of each node and wait for its coordinator."""
-        from radioplat.data.loading.ray_stream import steps_per_execution
-
         for node in self._nodes:
-            last = min(self._steps, steps_per_execution(self._schedule, len(node.ranks)))
-            for iterator in self._iterators(node, 0, last)[:1]:
-                iterator.get_context()
+            self._iterators(node, 0, min(self._steps, self._span))
+        for node in self._nodes:  # they start side by side
+            node.opened[0][0].get_context()
 
     def read(self) -> tuple[float, float]:
         """Read all steps on all ranks; return the time of the end and the longest wait for a batch."""
@@ -114,24 +121,21 @@ class StreamHost:
 
     def _read(self, node: Node, rank: int) -> float:
         """Read the steps of one rank as its feeder would; return the longest wait behind the first batch."""
-        from radioplat.data.loading.ray_stream import read_in_turn, read_stream, steps_per_execution
+        from radioplat.data.loading.ray_stream import read_in_turn, read_stream
 
         def part(first: int, last: int):
             return read_stream(self._iterators(node, first, last)[node.ranks.index(rank)])
 
-        span, longest = steps_per_execution(self._schedule, len(node.ranks)), 0.0
-        batches = read_in_turn(part, 0, self._steps, span, self._schedule.per_rank)
+        longest, batches = 0.0, read_in_turn(part, 0, self._steps, self._span, self._schedule.per_rank)
         wanted = (n for step in range(self._steps) for n in self._schedule.of_rank(step, rank))
-        number = next(wanted)
-        if next(batches).micro_batch != number:
-            raise RuntimeError(f"rank {rank} begins with another micro-batch than {number}")
-        for number in wanted:
-            since = time.perf_counter()
-            batch = next(batches)
-            longest = max(longest, time.perf_counter() - since)
-            if batch.micro_batch != number:
-                raise RuntimeError(f"rank {rank} got micro-batch {batch.micro_batch} instead of {number}")
-        batches.close()
+        with contextlib.closing(batches):
+            for count, number in enumerate(wanted):
+                since = time.perf_counter()
+                batch = next(batches)
+                if count:
+                    longest = max(longest, time.perf_counter() - since)
+                if batch.micro_batch != number:
+                    raise RuntimeError(f"rank {rank} got micro-batch {batch.micro_batch} instead of {number}")
         return longest
 
     def _iterators(self, node: Node, first: int, last: int) -> list:

@@ -1,4 +1,4 @@
-"""How often a Ray Data execution looks for work."""
+"""A pause between two looks of a Ray Data execution for work."""
 
 from __future__ import annotations
 
