@@ -14,7 +14,7 @@ class ExecutionPace(ExecutionCallback):
     """Pauses after each turn of the execution's loop.
 
     The loop waits for tasks only while none has a result. Readers are usually ahead of training: then each task has a
-    result, which must wait for room in the object store, and the loop would run all the time and use up a whole CPU.
+    result, which must wait for room in the object store, and the loop would run on without waiting.
     """
 
     def on_execution_step(self, executor: Any) -> None:

@@ -191,11 +191,13 @@ def read_stream(
                 with contextlib.closing(blocks):
                     for block in blocks:
                         for i in range(block.num_rows):
-                            for batch in map(table_to_batch, unpack(block.slice(i, 1))):
+                            for table in unpack(block.slice(i, 1)):
                                 count, deaths = count + 1, 0
-                                yield batch
+                                yield table_to_batch(table)
                 return
             except (ray.exceptions.RayActorError, ray.exceptions.OwnerDiedError) as error:
+                if batches.closed:
+                    return
                 deaths += 1
                 if open_rest is None or deaths >= DEATHS:
                     raise
@@ -208,7 +210,8 @@ def read_stream(
                 return
             current[0] = rest
 
-    return CloseableIterator(read(), wake=lambda: end_execution(current[0]))
+    batches = CloseableIterator(read(), wake=lambda: end_execution(current[0]))
+    return batches
 
 
 def read_in_turn(
