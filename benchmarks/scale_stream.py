@@ -24,7 +24,9 @@ NODE = 8  # ranks that share an execution
 HOSTS = 8  # most processes of ranks
 BLOCK = 32  # micro-batches of a block: they are small
 SIZE, SHARDS, IMAGES = 16, 40, 50  # pixels of an image; images of a shard
-KINDS = {"ray::SplitCoordinator": "coordinators", "_ReadSpan": "decode", "ray::StreamHost": "ranks"}
+# Kinds of Ray's processes by a part of their titles; one that decodes is idle between its tasks.
+TITLES = {"::SplitCoordinator": "coordinators", "::StreamHost": "ranks", "_ReadSpan": "decode", "::IDLE": "decode"}
+KINDS = ("coordinators", "decode", "ranks")
 
 
 def stream(world: int, steps: int, scratch: Path, span: int | None = None) -> dict[str, float]:
@@ -66,21 +68,21 @@ def stream(world: int, steps: int, scratch: Path, span: int | None = None) -> di
         "nodes": len(nodes),
         "restarts": executions - len(nodes),
         "open_s": opened - begin,
-        **{f"{kind}_ms": 1e3 * (after[kind][0] - before[kind][0]) / each for kind in KINDS.values()},
+        **{f"{kind}_ms": 1e3 * (after[kind][0] - before[kind][0]) / each for kind in KINDS},
         "coordinator_mb": after["coordinators"][1] / max(1, after["coordinators"][2]),
     }
 
 
 def _used() -> dict[str, tuple[float, float, int]]:
     """Return CPU seconds, MB (PSS) and number of this cluster's processes by kind."""
-    found = {kind: (0.0, 0.0, 0) for kind in KINDS.values()}
+    found = {kind: (0.0, 0.0, 0) for kind in KINDS}
     for process in psutil.Process().children(recursive=True):
         try:
             title, times = process.cmdline()[0], process.cpu_times()
             memory = process.memory_full_info().pss / 2**20
         except (psutil.Error, IndexError):  # it has ended meanwhile
             continue
-        for text, kind in KINDS.items():
+        for text, kind in TITLES.items():
             if text in title:
                 cpu, mb, count = found[kind]
                 found[kind] = (cpu + times.user + times.system, mb + memory, count + 1)
