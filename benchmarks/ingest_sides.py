@@ -98,12 +98,11 @@ def stream(work: Work) -> float:
     import ray
 
     from radioplat.data.loading.ray_stream import open_stream, read_stream
-    from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         steps = (work.images + WARM_UP) // BATCH + 16  # what lies behind the last one timed must not run dry
-        (iterator,) = open_stream(_reader(work), MicroBatchSchedule(1, 1), 0, steps, tasks=CORES, cpus_per_task=1)
+        (iterator,) = open_stream(_reader(work), [range(steps)], tasks=CORES, cpus_per_task=1)
         with contextlib.closing(read_stream(iterator)) as batches:
             return _rate((b.views["224"].pixels for b in batches), work.images)
     finally:

@@ -3,8 +3,10 @@
 ``python -m benchmarks.scale [--workers 8 64 256]``. Each number of workers has a Ray cluster of its own on this
 machine: a head and four raylets with fake GPUs. The workers do what training workers do beside training: slices of the
 order, requests to a pool of teachers that answer zeros, ledger rows, and on rank 0 status lines and checkpoints of tiny
-tensors; a step of the student is a sleep. What they wrote is then compared with the order. The last line is one JSON
-object; ``cost_per_step_ms_N`` is CPU time per worker and step, Ray's threads of its process included.
+tensors; a step of the student is a sleep. What they wrote is then compared with the order. Ray Data is measured apart
+(:mod:`benchmarks.scale_stream`): micro-batches for so many ranks, as fast as they come. The last line is one JSON
+object; ``cost_per_step_ms_N`` is CPU time per worker and step, Ray's threads of its process included;
+``stream_restarts`` is of the largest number of workers.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ PARTS = ("order", "checksum", "ask", "answer", "ledger")
 KINDS = {"gcs_server": "GCS", "raylet/raylet": "raylets", "ray::Host": "workers", "ray::Replica": "replicas",
          "ray::PoolController": "controller"}  # fmt: skip
 SIZES = (8, 64, 512)
+# Steps of the stream: of the largest number of workers, whose executions are counted, and of the others.
+STREAM_STEPS, SHORT_STREAM_STEPS = 2000, 200
+DECODERS = 4  # decode tasks at a time
 
 
 def main() -> None:
@@ -43,31 +48,76 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--step-seconds", type=float, help=f"of the simulated student; default: 1, or workers / {PACE}")
+    parser.add_argument("--stream-steps", type=int, default=STREAM_STEPS, help="of the largest number of workers")
+    parser.add_argument("--only", choices=("control", "stream"), help="one of the two measurements")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if min(given.workers) < 2 or given.steps < 1:
+    if min(given.workers) < 2 or min(given.steps, given.stream_steps) < 1:
         parser.error("at least two workers, and one step")
+    if given.one and given.only == "stream":
+        print(json.dumps(simulate_stream(given.one, given.stream_steps)))
+        return
     if given.one:
         print(json.dumps(simulate(given.one, given.steps, given.step_seconds or max(1.0, given.one / PACE))))
         return
-    found = {}
-    for world in given.workers:
-        command = [sys.executable, "-m", "benchmarks.scale", "--one", str(world), "--steps", str(given.steps)]
-        command += ["--step-seconds", str(given.step_seconds)] if given.step_seconds else []
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode:
-            raise RuntimeError(f"{world} workers failed:\n{ended.stderr[-4000:]}")
-        found[world] = json.loads(ended.stdout.splitlines()[-1])
-        print(f"{world} workers: {found[world]}", file=sys.stderr, flush=True)
-    show(found)
-    result = {}
-    for world, of in found.items():
-        result |= {
-            f"order_us_per_step_{world}": round(of["order_ms"] * 1e3, 1),
-            f"cost_per_step_ms_{world}": round(of["worker_ms"], 2),
-            f"memory_mb_per_worker_{world}": round(of["memory_workers"] / (world - 1), 1),
-        }
-    print(json.dumps(result | network()))
+    result: dict[str, float | str] = {}
+    if given.only != "stream":
+        step_seconds = ["--step-seconds", str(given.step_seconds)] if given.step_seconds else []
+        found = {world: _apart(world, "control", "--steps", str(given.steps), *step_seconds) for world in given.workers}
+        show(found)
+        for world, of in found.items():
+            result |= {
+                f"order_us_per_step_{world}": round(of["order_ms"] * 1e3, 1),
+                f"cost_per_step_ms_{world}": round(of["worker_ms"], 2),
+                f"memory_mb_per_worker_{world}": round(of["memory_workers"] / (world - 1), 1),
+            }
+        result |= network()
+    if given.only != "control":
+        largest, streams = max(given.workers), {}
+        for world in given.workers:
+            steps = given.stream_steps if world == largest else min(SHORT_STREAM_STEPS, given.stream_steps)
+            streams[world] = _apart(world, "stream", "--stream-steps", str(steps))
+        show_streams(streams)
+        result |= {f"stream_steps_s_{world}": round(of["steps_s"], 2) for world, of in streams.items()}
+        result |= {"stream_steps": streams[largest]["steps"], "stream_restarts": streams[largest]["restarts"]}
+    print(json.dumps(result))
+
+
+def _apart(world: int, only: str, *arguments: str) -> dict[str, float]:
+    """Return what one measurement prints in a process of its own.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    command = [sys.executable, "-m", "benchmarks.scale", "--one", str(world), "--only", only, *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"{world} workers failed:\n{ended.stderr[-4000:]}")
+    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    print(f"{world} workers: {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def simulate_stream(world: int, steps: int) -> dict[str, float]:
+    """See :func:`benchmarks.scale_stream.stream`; with a cluster of its own."""
+    import ray
+
+    from benchmarks.scale_stream import stream
+    from clusters.local import LocalCluster
+
+    _set_environment()
+    with (
+        tempfile.TemporaryDirectory(prefix="scale") as scratch,
+        LocalCluster(0, DECODERS) as cluster,
+    ):
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        return stream(world, steps, Path(scratch))
+
+
+def _set_environment() -> None:
+    """Set what the processes of a cluster inherit: one thread each, and where this package is."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 
 
 def simulate(world: int, steps: int, seconds: float) -> dict[str, float]:
@@ -79,8 +129,7 @@ def simulate(world: int, steps: int, seconds: float) -> dict[str, float]:
 
     together = max(TOGETHER, math.ceil((world - 1) / PROCESSES))
     groups = [[0], *(list(range(at, min(at + together, world))) for at in range(1, world, together))]
-    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    _set_environment()
     places = math.ceil(len(groups) / NODES)
     fake = float(places * together)
     with (
@@ -232,6 +281,24 @@ def show(found: dict[int, dict[str, float]]) -> None:
     }
     table = [[label, *(f"{of.get(key, 0.0):.4g}" for of in found.values())] for label, key in rows.items()]
     terminal.show_table("control plane, simulated steps", ["workers", *map(str, found)], table)
+
+
+def show_streams(found: dict[int, dict[str, float]]) -> None:
+    """Print the table of the streams."""
+    rows = {
+        "steps": "steps",
+        "steps a second, 256 micro-batches each": "steps_s",
+        "executions of Ray Data": "executions",
+        "of them behind the first of a node": "restarts",
+        "longest wait of a rank for a batch, s": "wait_s",
+        "CPU of coordinators per micro-batch, ms": "coordinators_ms",
+        "- of decode tasks": "decode_ms",
+        "- of ranks": "ranks_ms",
+        "memory of a coordinator at the end, MB": "coordinator_mb",
+        "until all executions were open, s": "open_s",
+    }
+    table = [[label, *(f"{of[key]:.4g}" for of in found.values())] for label, key in rows.items()]
+    terminal.show_table("Ray Data, without models", ["workers", *map(str, found)], table)
 
 
 def network() -> dict[str, str]:

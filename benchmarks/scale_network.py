@@ -3,7 +3,8 @@
 A cluster is nodes of eight GPUs with one network card each; figures are per image of the student, or images a second of
 the whole cluster. Times are arithmetic over the GPU's peak times a utilisation (2 FLOP a parameter and token forward, 6
 forward and backward: Kaplan et al. 2020), a micro-batch of b images runs at b / (b + HALF) of that, and exchange
-overlaps with computing: a step takes as long as its slowest part. What is not in it: latencies, stragglers, decoding.
+overlaps with computing: a step takes as long as its slowest part. What is not in it: latencies, stragglers, decoding,
+Ray Data.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -25,16 +24,12 @@ def is_first() -> bool:
     return alone() or dist.get_rank() == 0
 
 
-def broadcast_object(value: Any, channel: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's ``value`` (picklable) on every rank.
-
-    Args:
-        channel: group from :func:`open_channel`, for calls outside the training thread.
-    """
+def broadcast_object(value: Any) -> Any:
+    """Return rank 0's ``value`` (picklable) on every rank."""
     if alone():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=channel)
+    dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
@@ -132,12 +127,12 @@ def mark_agreed() -> Iterator[None]:
         raise
 
 
-def open_channel(timeout: timedelta | None = None) -> dist.ProcessGroup | None:
+def open_channel() -> dist.ProcessGroup | None:
     """Return a new process group for a second thread: two threads in one group would receive each other's messages.
 
     Every rank must call it, in the training thread. None without a process group.
     """
-    return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
+    return None if alone() else dist.new_group(backend="gloo")
 
 
 def send(values: torch.Tensor, to: int, channel: dist.ProcessGroup | None = None) -> None:
@@ -194,11 +189,7 @@ def _carried(values: torch.Tensor) -> torch.Tensor:
     return values.cuda() if values.device.type == "cpu" and dist.get_backend() == "nccl" else values
 
 
-def barrier(channel: dist.ProcessGroup | None = None) -> None:
-    """Wait until every rank has called it.
-
-    Args:
-        channel: group from :func:`open_channel`, for calls outside the training thread.
-    """
+def barrier() -> None:
+    """Wait until every rank has called it."""
     if not alone():
-        dist.barrier(group=channel)
+        dist.barrier()

@@ -35,6 +35,8 @@ MODULES = {  # private name: the module of Ray that defines it
     # The state of a joined cluster: free resources by node, draining nodes, the autoscaler's limits.
     "available_resources_per_node": "ray._private.state",
     "state": "ray._private.state",
+    # Ray Data: the base class of `DataContext.custom_execution_callback_classes`.
+    "ExecutionCallback": "ray.data._internal.execution.execution_callback",
     # Ray Train's controller: its states and the two policies that launch/ray/elastic.py extends.
     "ErroredState": f"{_TRAIN}.controller.state",
     "ReschedulingState": f"{_TRAIN}.controller.state",

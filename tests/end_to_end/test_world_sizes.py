@@ -33,11 +33,11 @@ STEPS = 8
 def cluster(ray_environment):
     """One small cluster of this module's own, with its dashboard, which answers for the state of actors."""
 
-    def short_datasets() -> None:
-        # In every process of the cluster: a dataset covers five steps, so that each run crosses from one to the next.
-        import radioplat.data.loading.ray_stream
+    def short_executions() -> None:
+        # In every process of the cluster: an execution covers five steps, so that each run crosses to the next.
+        from radioplat.data.loading import ray_stream
 
-        radioplat.data.loading.ray_stream.MAX_MICRO_BATCHES = 20
+        ray_stream.MICRO_BATCHES, ray_stream.LEAST_STEPS = 20, 1
 
     before = dict(os.environ)
     os.environ.update(ray_environment)
@@ -48,7 +48,7 @@ def cluster(ray_environment):
         include_dashboard=True,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"worker_process_setup_hook": short_datasets},
+        runtime_env={"worker_process_setup_hook": short_executions},
     )
     yield
     ray.shutdown()

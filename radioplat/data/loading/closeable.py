@@ -33,6 +33,11 @@ class CloseableIterator(Iterator[Item]):
             self._generator.close()
             raise StopIteration
 
+    @property
+    def closed(self) -> bool:
+        """Return True once :meth:`close` was called."""
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Stop iteration and close the generator, now or, if a thread is inside it, when that thread leaves it.
 

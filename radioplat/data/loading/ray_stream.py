@@ -1,8 +1,10 @@
 """Read micro-batches with Ray Data, for distributed runs.
 
 A block is one row with a few consecutive micro-batches of one rank; Ray Data never splits a row. A task reads several
-consecutive blocks and yields them one by one. With ``preserve_order``, rank r receives the blocks i with i mod world
-size = r in order, however fast each task is. A dataset covers a limited number of steps.
+consecutive blocks and yields them one by one. With ``preserve_order``, reader r of n receives the blocks i with i mod
+n = r in order, however fast each task is. One execution serves the ranks of one node: the order is a pure function, so
+executions need not know of each other. An execution covers a limited number of steps, because Ray keeps 3 KB for each
+of its blocks.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -24,6 +29,7 @@ from radioplat.common.ray_internals import task_attempt_number
 from radioplat.data.batch import Batch
 from radioplat.data.loading.arrow_batch import batch_to_table, pack, table_to_batch, unpack
 from radioplat.data.loading.closeable import CloseableIterator, end_thread
+from radioplat.data.loading.execution_pace import ExecutionPace
 from radioplat.data.loading.padding import padding_batch
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import dataset_from_json, open_reader
@@ -33,11 +39,16 @@ from radioplat.data.storage.outage import before_each_try, note_waits_in
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import wrapped_error
 
-MAX_MICRO_BATCHES = 4096  # of one dataset
+logger = logging.getLogger(__name__)
+
+# Steps of one execution: so many micro-batches (100 MB in its coordinator), but at least so many steps.
+MICRO_BATCHES, LEAST_STEPS = 32768, 2000
 # Micro-batches and bytes per block: large enough for a cheap transfer, small enough for an early first block.
 PACK, PACK_BYTES = 8, 16 * 2**20
 # Samples and bytes per task: large enough that its start is cheap, small enough to be buffered for a slow reader.
 SPAN, SPAN_BYTES = 512, 96 * 2**20
+TASKS = 4096  # most tasks of an execution; listing one takes the opening process about half a millisecond
+DEATHS = 3  # of coordinators in a row, with no batch between them, after which a reader gives up
 
 
 class _ReadSpan:
@@ -90,99 +101,130 @@ def _exit_after(seconds: float | None) -> Iterator[None]:
 
 def open_stream(
     reader: tuple[str, str, tuple[tuple, ...]],
-    schedule: MicroBatchSchedule,
-    start: int,
-    stop: int,
+    micro_batches: Sequence[Sequence[int]],
     *,
     tasks: int,
     cpus_per_task: float,
     environment: dict | None = None,
+    most: int = PACK,
 ) -> list[ray.data.DataIterator]:
-    """Return one iterator per rank over the micro-batches of steps ``start`` to ``stop``.
-
-    Made by one process and sent to the others.
+    """Return one iterator for each of several readers. Made by one of them and sent to the others.
 
     Args:
         reader: the arguments of :func:`radioplat.data.loading.run_data.open_reader`.
+        micro_batches: of each reader, in its order; all of one length.
         tasks: number of concurrent decode tasks.
         cpus_per_task: logical CPUs of each.
         environment: runtime environment of the tasks; default: this process's.
+        most: micro-batches in a block, if they are small.
     """
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.target_max_block_size = 1  # bytes: a block ends after each row; a row is never split
     size = dataset_from_json(reader[1]).batch_size
     micro_batch_bytes = size * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
-    blocks = deal(schedule, start, stop, max(1, min(PACK, PACK_BYTES // micro_batch_bytes)))
+    blocks = deal(micro_batches, max(1, min(most, PACK_BYTES // micro_batch_bytes)))
     block_bytes, samples = micro_batch_bytes * len(blocks[0]), size * len(blocks[0])
-    span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)))
+    span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)), -(-len(blocks) // TASKS))
     # As text, because Ray converts nested lists to tensors. Not from_arrow, whose task needs a whole CPU.
     spans = [{"blocks": json.dumps(blocks[i : i + span])} for i in range(0, len(blocks), span)]
+    # Ray Data divides the CPUs of each node among all executions and rounds down: with more executions than CPUs, none
+    # would get any. So it counts zero for a task, ``size`` limits their number, and Ray places them by ``num_cpus``.
     dataset = ray.data.from_items(spans, override_num_blocks=len(spans)).map_batches(
         _ReadSpan(*reader),
         batch_size=None,
         batch_format="pyarrow",
         zero_copy_batch=True,
-        num_cpus=cpus_per_task,
+        num_cpus=0,
+        ray_remote_args_fn=partial(_task_options, cpus_per_task),
         compute=ray.data.TaskPoolStrategy(size=tasks),
         **({"runtime_env": environment} if environment else {}),
     )
-    return dataset.streaming_split(schedule.world_size)
+    context = dataset.context  # of this dataset alone
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.target_max_block_size = 1  # bytes: a block ends after each row; a row is never split
+    context.custom_execution_callback_classes = [ExecutionPace]
+    return dataset.streaming_split(len(micro_batches))
 
 
-def deal(schedule: MicroBatchSchedule, start: int, stop: int, most: int) -> list[list[int]]:
-    """Return the micro-batches of steps ``start`` to ``stop`` in blocks of at most ``most``.
+def _task_options(cpus: float) -> dict[str, Any]:
+    """Return what Ray places a task by."""
+    return {"num_cpus": cpus}
 
-    Block i contains the next micro-batches of rank i mod world size, in the order in which the rank consumes them.
+
+def deal(micro_batches: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """Return the micro-batches of n readers in blocks of at most ``most``.
+
+    Block i contains the next micro-batches of reader i mod n, in its order.
     """
-    ranks = range(schedule.world_size)
-    own = [[n for step in range(start, stop) for n in schedule.of_rank(step, rank)] for rank in ranks]
-    return [own[rank][i : i + most] for i in range(0, len(own[0]), most) for rank in ranks]
+    return [list(own[i : i + most]) for i in range(0, len(micro_batches[0]), most) for own in micro_batches]
 
 
-def steps_per_dataset(schedule: MicroBatchSchedule) -> int:
-    """Return the number of steps that one dataset covers."""
-    return max(1, MAX_MICRO_BATCHES // (schedule.per_rank * schedule.world_size))
+def steps_per_execution(schedule: MicroBatchSchedule, ranks: int) -> int:
+    """Return the number of steps that one execution for so many ranks covers."""
+    return max(LEAST_STEPS, MICRO_BATCHES // (schedule.per_rank * ranks))
 
 
-def read_stream(iterator: ray.data.DataIterator) -> CloseableIterator[Batch]:
-    """Return the batches of one rank, in order; their arrays are views of the object store.
+def read_stream(
+    iterator: ray.data.DataIterator,
+    open_rest: Callable[[int], ray.data.DataIterator | None] | None = None,
+    say: Callable[[str], None] = logger.warning,
+) -> CloseableIterator[Batch]:
+    """Return the batches of one reader, in order; their arrays are views of the object store.
 
-    The dataset stops once every rank has closed its iterator; a thread that waits for a batch is then woken.
+    The execution stops once every reader has closed its iterator; a thread that waits for a batch is then woken.
+
+    Args:
+        open_rest: returns another iterator over the micro-batches after the first n, None if there are none. It
+            replaces an execution whose coordinator died.
+        say: gets a line for each such death.
 
     Raises:
         StorageError: storage failed for longer than the time limit.
+        ray.exceptions.RayError: the coordinator died, and ``open_rest`` is None or several died in a row.
     """
-    blocks = read_blocks(iterator)
+    current = [iterator]
 
     def read() -> Generator[Batch, None, None]:
-        with contextlib.closing(blocks):
-            while True:
-                try:
-                    block = next(blocks, None)
-                except Exception as error:
-                    ours = wrapped_error(error)
-                    raise error if ours is None else ours from None
-                if block is None:
+        count = deaths = 0
+        while True:
+            blocks = read_blocks(current[0])
+            try:
+                with contextlib.closing(blocks):
+                    for block in blocks:
+                        for i in range(block.num_rows):
+                            for table in unpack(block.slice(i, 1)):
+                                count, deaths = count + 1, 0
+                                yield table_to_batch(table)
+                return
+            except (ray.exceptions.RayActorError, ray.exceptions.OwnerDiedError) as error:
+                if batches.closed:
                     return
-                for i in range(block.num_rows):
-                    yield from map(table_to_batch, unpack(block.slice(i, 1)))
+                deaths += 1
+                if open_rest is None or deaths >= DEATHS:
+                    raise
+                say(f"the coordinator of a stream died ({type(error).__name__}); this rank continues with its own")
+            except Exception as error:
+                ours = wrapped_error(error)
+                raise error if ours is None else ours from None
+            rest = open_rest(count)
+            if rest is None:
+                return
+            current[0] = rest
 
-    return CloseableIterator(read(), wake=lambda: end_execution(iterator))
+    batches = CloseableIterator(read(), wake=lambda: end_execution(current[0]))
+    return batches
 
 
 def read_in_turn(
     part: Callable[[int, int], CloseableIterator[Batch]], start: int, stop: int, span: int, per_step: int
 ) -> CloseableIterator[Batch]:
-    """Return the batches of one rank in steps ``start`` to ``stop``, from consecutive datasets.
+    """Return the batches of one rank in steps ``start`` to ``stop``, from consecutive executions.
 
-    A dataset takes seconds to produce its first block, so each is started when three quarters of the previous one have
-    been read.
+    An execution takes seconds to produce its first block, so each is started, by a thread, when three quarters of the
+    previous one have been read.
 
     Args:
-        part: opens the dataset of the steps from its first to its second argument.
-        span: steps per dataset.
+        part: opens the execution of the steps from its first to its second argument; must return at once.
+        span: steps per execution.
         per_step: batches per step on this rank.
     """
     parts: list[_StartedPart] = []  # the open ones: the current and maybe the next
@@ -215,12 +257,12 @@ def read_in_turn(
 
 
 class _StartedPart:
-    """Batches of a dataset; a thread fetches the first one in advance."""
+    """Batches of an execution; a thread fetches the first one in advance."""
 
     def __init__(self, batches: CloseableIterator[Batch]) -> None:
         self.batches = batches
         self._first: Future[list[Batch]] = Future()
-        self._thread = threading.Thread(target=self._fetch, name="next dataset", daemon=True)
+        self._thread = threading.Thread(target=self._fetch, name="next execution", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -229,7 +271,7 @@ class _StartedPart:
         yield from self.batches
 
     def close(self) -> None:
-        """Close the dataset and wait for the thread."""
+        """Close the execution and wait for the thread."""
         end_thread(self._thread, wake=self.batches.close)
         self.batches.close()
 

@@ -8,18 +8,19 @@ import shutil
 import signal
 import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
 from radioplat.data.loading.closeable import CloseableIterator
-from radioplat.data.loading.ray_stream import deal, open_stream, read_in_turn, read_stream
+from radioplat.data.loading.ray_stream import DEATHS, deal, open_stream, read_in_turn, read_stream, steps_per_execution
 from radioplat.data.loading.run_data import RunData, open_reader
-from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
+from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.data.storage.outage import read_waits
 from radioplat.errors import StorageError
 from radioplat.training.feed.feeder import Feeder
@@ -45,11 +46,12 @@ def first_use(data: RunData, lowest: int) -> tuple[str, int]:
     return data.index.shard_paths[shard], micro_batch[shard]
 
 
+ALL = list(range(STEPS * 4))
+
+
 def stream(arguments, environment: dict | None = None):
     """The batches of every step, four micro-batches each."""
-    (iterator,) = open_stream(
-        arguments, MicroBatchSchedule(4, 1), 0, STEPS, tasks=2, cpus_per_task=1, environment=environment
-    )
+    (iterator,) = open_stream(arguments, [ALL], tasks=2, cpus_per_task=1, environment=environment)
     return read_stream(iterator)
 
 
@@ -57,16 +59,30 @@ def ids_of(batches) -> list[int]:
     return [i for b in batches for i in b.sample_id.tolist()]
 
 
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 6), st.integers(1, 6), st.integers(1, 9))
-def test_round_robin_gives_each_rank_its_micro_batches_in_order(micro_batches, world, start, steps, most):
+@given(st.data(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 6), st.integers(1, 6), st.integers(1, 9))
+def test_ranks_together_read_each_micro_batch_once_and_in_order(data, micro_batches, world, start, steps, most):
+    """At any world size, however the ranks are spread over nodes, each with an execution of its own."""
     schedule = MicroBatchSchedule(micro_batches, world)
-    blocks = deal(schedule, start, start + steps, most)
-    for rank in range(world):
-        own = [micro_batch for block in blocks[rank::world] for micro_batch in block]
-        assert own == [
-            micro_batch for step in range(start, start + steps) for micro_batch in schedule.of_rank(step, rank)
-        ]
-    assert len(blocks) % world == 0 and all(1 <= len(block) <= most for block in blocks)
+    node_of = data.draw(st.lists(st.integers(0, 3), min_size=world, max_size=world))
+    read: dict[int, list[int]] = {}
+    for node in set(node_of):
+        ranks = [rank for rank in range(world) if node_of[rank] == node]
+        wanted = [[n for step in range(start, start + steps) for n in schedule.of_rank(step, rank)] for rank in ranks]
+        blocks = deal(wanted, most)
+        assert len(blocks) % len(ranks) == 0 and all(1 <= len(block) <= most for block in blocks)
+        for place, rank in enumerate(ranks):  # as Ray Data hands the blocks out
+            read[rank] = [n for block in blocks[place :: len(ranks)] for n in block]
+    for step in range(steps):
+        first = step * schedule.per_rank
+        of_step = [read[rank][first + place] for place in range(schedule.per_rank) for rank in range(world)]
+        real = [n for n in of_step if n != PADDING]
+        assert real == list(range((start + step) * micro_batches, (start + step + 1) * micro_batches))
+
+
+@given(st.integers(1, 4096), st.integers(1, 256), st.integers(1, 16))
+def test_an_execution_covers_two_thousand_steps_at_any_world_size(micro_batches, world, ranks):
+    schedule = MicroBatchSchedule(micro_batches, world)
+    assert steps_per_execution(schedule, min(ranks, world)) >= 2000
 
 
 @pytest.mark.proof
@@ -153,13 +169,13 @@ def test_storage_that_fails_for_too_long_is_its_own_error(ray_cluster, run_data,
     assert type(caught.value) is StorageError and caught.value.problems[0].where == "dataset.storage_timeout_s"
 
 
-def test_the_next_dataset_is_begun_before_one_ends(ray_cluster, run_data):
+def test_the_next_execution_is_begun_before_one_ends(ray_cluster, run_data):
     arguments, data = run_data(timeout=60)
-    schedule, opened, began = MicroBatchSchedule(4, 1), [], threading.Semaphore(0)
+    opened, began = [], threading.Semaphore(0)
 
     def part(first: int, last: int):
         opened.append((first, last))
-        (iterator,) = open_stream(arguments, schedule, first, last, tasks=2, cpus_per_task=1)
+        (iterator,) = open_stream(arguments, [ALL[4 * first : 4 * last]], tasks=2, cpus_per_task=1)
         batches = read_stream(iterator)
 
         def noted():
@@ -170,7 +186,7 @@ def test_the_next_dataset_is_begun_before_one_ends(ray_cluster, run_data):
 
         return CloseableIterator(noted(), wake=batches.close)
 
-    batches = read_in_turn(part, 0, STEPS, STEPS // 2, schedule.per_rank)
+    batches = read_in_turn(part, 0, STEPS, STEPS // 2, 4)
     found = [next(batches) for _ in range(12)]
     assert opened == [(0, 4)] and began.acquire(timeout=0)
     found.append(next(batches))  # of 16
@@ -179,14 +195,14 @@ def test_the_next_dataset_is_begun_before_one_ends(ray_cluster, run_data):
     assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
 
 
-def readers() -> list[int]:
-    """Processes of this session that run a read task now."""
+def processes(name: str) -> list[int]:
+    """Ray's processes of this cluster whose title holds ``name``, such as ``_ReadSpan`` or ``SplitCoordinator``."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            command = (process / "cmdline").read_bytes()
-            if command.startswith(b"ray::") and b"_ReadSpan" in command:
-                found.append(int(process.name))
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            title = process.cmdline()[:1]
+            if title and title[0].startswith("ray::") and name in title[0]:
+                found.append(process.pid)
     return found
 
 
@@ -197,7 +213,7 @@ def test_a_reader_that_is_killed_loses_no_sample(ray_cluster, run_data, slow_sto
     batches = stream(arguments)
     found = [next(batches)]
     slow_storage.wait_until_asked()
-    for pid in (pids := readers()):
+    for pid in (pids := processes("_ReadSpan")):
         os.kill(pid, signal.SIGKILL)
     slow_storage.release()
     found += batches
@@ -219,7 +235,86 @@ def test_it_begins_where_less_than_a_cpu_is_free(ray_cluster, run_data):
     tenant = Tenant.remote()
     assert ray.get(tenant.here.remote())
     try:
-        (iterator,) = open_stream(arguments, MicroBatchSchedule(4, 1), 0, STEPS, tasks=1, cpus_per_task=0.5)
+        (iterator,) = open_stream(arguments, [ALL], tasks=1, cpus_per_task=0.5)
         assert ids_of(read_stream(iterator)) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     finally:
         ray.kill(tenant)
+
+
+def test_a_coordinator_that_is_killed_loses_no_sample(ray_cluster, run_data, slow_storage):
+    """Each of two readers goes on behind what it has got, with an execution of its own."""
+    arguments, data = run_data(timeout=60)
+    path, _ = first_use(data, lowest=16)
+    schedule, said = MicroBatchSchedule(4, 2), []
+    wanted = [[n for step in range(STEPS) for n in schedule.of_rank(step, rank)] for rank in range(2)]
+    before = set(processes("SplitCoordinator"))
+    slow_storage.hold(path)
+
+    def read(rank: int):
+        def rest(count: int):
+            return open_stream(arguments, [wanted[rank][count:]], tasks=1, cpus_per_task=0.5)[0]
+
+        return read_stream(iterators[rank], rest, said.append)
+
+    iterators = open_stream(arguments, wanted, tasks=2, cpus_per_task=0.5)
+    streams = [read(rank) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads:  # an execution begins when all its readers have asked for a batch
+        found = [[batch] for batch in threads.map(next, streams)]
+        slow_storage.wait_until_asked()
+        coordinators = set(processes("SplitCoordinator")) - before
+        for pid in coordinators:
+            os.kill(pid, signal.SIGKILL)
+        slow_storage.release()
+        for own, rest in zip(found, threads.map(list, streams), strict=True):
+            own.extend(rest)
+    assert len(coordinators) == 1 and len(said) == 2
+    for own, numbers in zip(found, wanted, strict=True):
+        assert [batch.micro_batch for batch in own] == numbers
+        assert [b.faults for b in own if b.faults] == []
+    together = [batch for pair in zip(*found, strict=True) for batch in pair]
+    assert ids_of(together) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
+
+
+def test_coordinators_that_die_without_a_batch_between_them_are_an_error(ray_cluster, run_data):
+    arguments, _ = run_data(timeout=60)
+    opened, said = [], []
+
+    def dying(count: int):
+        (iterator,) = open_stream(arguments, [ALL[count:]], tasks=1, cpus_per_task=0.5)
+        ray.kill(iterator._coord_actor)
+        opened.append(count)
+        return iterator
+
+    batches = read_stream(dying(0), dying, said.append)
+    with pytest.raises(ray.exceptions.RayActorError):
+        next(batches)
+    assert opened == [0] * DEATHS and len(said) == DEATHS - 1
+
+
+def test_a_stream_whose_coordinator_dies_behind_its_last_batch_ends(ray_cluster, run_data):
+    arguments, data = run_data(timeout=60)
+    (iterator,) = open_stream(arguments, [ALL], tasks=2, cpus_per_task=1)
+    batches = read_stream(iterator, lambda count: None if count == len(ALL) else pytest.fail("a batch is missing"))
+    found = [next(batches) for _ in ALL]
+    ray.kill(iterator._coord_actor)
+    found += batches
+    assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
+
+
+def test_more_executions_than_cpus_run_all_their_tasks_and_no_more(ray_cluster, run_data, slow_storage):
+    """Ray Data would give none of six executions a CPU of four, and let each run one task at a time."""
+    arguments, data = run_data(timeout=60)
+    for path in data.index.shard_paths:
+        slow_storage.hold(path)
+    streams = [read_stream(open_stream(arguments, [ALL], tasks=3, cpus_per_task=0.1)[0]) for _ in range(6)]
+    with ThreadPoolExecutor(len(streams)) as threads:
+        found = threads.map(list, streams)
+        deadline = time.monotonic() + 90
+        free = []
+        while time.monotonic() < deadline and free[-20:].count(2.2) < 20:  # of 4, for four seconds
+            free.append(round(ray.available_resources()["CPU"], 1))
+            time.sleep(0.2)
+        slow_storage.release()
+        ids = data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
+        assert all(ids_of(batches) == ids for batches in found)
+    assert min(free) == free[-1] == 2.2  # 6 executions of 3 tasks of 0.1 CPUs

@@ -46,7 +46,9 @@ def prepared(tmp_path_factory, prepare):
 
 def start(arguments, world: int = 1, first: int = 0, last: int = STEPS):
     """One reader a rank; four micro-batches a step."""
-    iterators = open_stream(arguments, MicroBatchSchedule(4, world), first, last, tasks=2, cpus_per_task=1)
+    of_rank = MicroBatchSchedule(4, world).of_rank
+    wanted = [[n for step in range(first, last) for n in of_rank(step, rank)] for rank in range(world)]
+    iterators = open_stream(arguments, wanted, tasks=2, cpus_per_task=1)
     return [read_stream(iterator) for iterator in iterators]
 
 
@@ -131,7 +133,7 @@ def test_a_feeder_that_waits_for_a_late_read_is_ended(ray_cluster, tmp_path, pre
 
 
 @pytest.mark.proof
-def test_the_thread_of_the_next_dataset_is_ended(ray_cluster, prepared):
+def test_the_thread_of_the_next_execution_is_ended(ray_cluster, prepared):
     arguments, ids, _ = prepared
 
     def part(first: int, last: int):
@@ -140,7 +142,7 @@ def test_the_thread_of_the_next_dataset_is_ended(ray_cluster, prepared):
     batches = read_in_turn(part, 0, STEPS, STEPS // 2, 4)
     assert read(batches, 13) == ids[: 13 * BATCH_SIZE]  # the next was begun with the last of these
     batches.close()
-    assert "next dataset" not in {thread.name for thread in threading.enumerate()}
+    assert "next execution" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.proof
@@ -161,13 +163,12 @@ def test_a_rank_that_ends_early_takes_nothing_from_the_other(ray_cluster, prepar
 CYCLE = """
 import json, sys
 import ray
-from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.loading.ray_stream import open_stream, read_stream
 
 (folder, dataset, views), count = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-schedule = MicroBatchSchedule(4, 1)
-(iterator,) = open_stream((folder, dataset, tuple(map(tuple, views))), schedule, 0, 8, tasks=2, cpus_per_task=1)
+arguments = (folder, dataset, tuple(map(tuple, views)))
+(iterator,) = open_stream(arguments, [range(32)], tasks=2, cpus_per_task=1)
 batches = read_stream(iterator)
 for _ in range(count):
     next(batches)
@@ -220,14 +221,12 @@ def test_the_process_lives_on_where_nobody_answers_the_stream(tmp_path, prepare,
 MANY = """
 import json, sys
 import ray
-from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.loading.ray_stream import open_stream, read_stream
 
 folder, dataset, views = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-schedule = MicroBatchSchedule(4, 1)
-opened = [open_stream((folder, dataset, tuple(map(tuple, views))), schedule, 0, 8, tasks=1, cpus_per_task=0.1)
-          for _ in range(8)]
+arguments = (folder, dataset, tuple(map(tuple, views)))
+opened = [open_stream(arguments, [range(32)], tasks=1, cpus_per_task=0.1) for _ in range(8)]
 streams = [read_stream(iterator) for (iterator,) in opened]
 for batches in streams:
     next(batches)
