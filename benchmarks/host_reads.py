@@ -70,7 +70,7 @@ def write_images(folder: Path) -> None:
 
 
 def spec_of(folder: Path, name: str, student: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec of a run in the folder ``results_<name>``: a ``student`` and two teachers on the written images."""
+    """Return a run's spec, in the folder ``results_<name>``: a ``student`` and two teachers on the written images."""
     teachers = []
     for teacher, kind in (("a", "test_resnet"), ("b", "test_vit")):
         torch.manual_seed(0)

@@ -56,6 +56,7 @@ def main() -> None:
             found[name] = _judged(folder, name, 2)
             if not given.no_time:
                 found[name] |= _judged(folder, name, 1, "--time")
+            print(name, json.dumps(found[name]), flush=True)
     print(json.dumps(found))
 
 

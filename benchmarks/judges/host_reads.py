@@ -74,9 +74,13 @@ class Counts:
         self._counter()["micro_batch"] += 1
 
     def stepped(self) -> None:
-        """End a step of this thread."""
+        """End a step of this thread; an optimizer that takes one group of parameters at a time ends it repeatedly."""
         thread = threading.get_ident()
-        self.steps.setdefault(thread, []).append(self._now.pop(thread, Counter()))
+        steps, now = self.steps.setdefault(thread, []), self._now.pop(thread, Counter())
+        if now["micro_batch"] or not steps:
+            steps.append(now)
+        else:
+            steps[-1] += now
 
     def _counter(self) -> Counter[str]:
         return self._now.setdefault(threading.get_ident(), Counter())
