@@ -134,7 +134,8 @@ def gather_values(
     """
     return {
         name: value.detach().to("cpu", torch.float32, copy=True)
-        for name, value in _whole(engine, names, values, everywhere=False)
+        for part in _whole(engine, names, values, everywhere=False)
+        for name, value in part.items()
         if is_first()
     }
 
@@ -143,18 +144,19 @@ def copy_values(
     engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None], into: dict[str, torch.Tensor]
 ) -> None:
     """Gather ``values`` like :func:`gather_values`, but copy them into the tensors of ``into``, on every rank."""
-    for name, value in _whole(engine, names, values, everywhere=True):
-        into[name].copy_(value)
+    for part in _whole(engine, names, values, everywhere=True):
+        torch._foreach_copy_([into[name] for name in part], list(part.values()))
 
 
 def _whole(
     engine: Any, names: dict[str, nn.Parameter], values: Sequence[torch.Tensor | None], everywhere: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield whole tensors by name: those of partitioned parameters gathered, others as they are in ``values``."""
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield whole tensors by name, many at a time: partitioned parameters gathered, others as in ``values``."""
     of = dict(zip(masters(engine), values, strict=True))
     partitioned = {name: parameter for name, parameter in names.items() if _partitioned(parameter)}
     yield from zero_gather.whole(engine, partitioned, list(of.values()), everywhere)
-    yield from ((name, of[parameter]) for name, parameter in names.items() if name not in partitioned)
+    if whole := {name: of[parameter] for name, parameter in names.items() if name not in partitioned}:
+        yield whole
 
 
 def scatter_values(

@@ -59,8 +59,9 @@ def _of_stages_1_and_2(optimizer: Any, flat: int, parameter: Any) -> Piece | Non
 
 def whole(
     engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor], everywhere: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the whole fp32 tensor of each partitioned parameter, of ``values`` with the shapes of ``masters``.
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the whole fp32 tensors of partitioned parameters, many at a time, of ``values`` with the shapes of
+    ``masters``.
 
     Every rank must exhaust the iterator. The tensors are on the engine's device and share memory; they are whole on
     rank 0, with ``everywhere`` on all ranks.
@@ -73,10 +74,10 @@ def whole(
         chunk.append((name, parameter, size))
         size += _shape(parameter).numel()
         if size >= BUCKET:
-            yield from _exchanged(chunk, size, mine, values, device, everywhere)
+            yield _exchanged(chunk, size, mine, values, device, everywhere)
             chunk, size = [], 0
     if chunk:
-        yield from _exchanged(chunk, size, mine, values, device, everywhere)
+        yield _exchanged(chunk, size, mine, values, device, everywhere)
 
 
 def _exchanged(
@@ -86,22 +87,22 @@ def _exchanged(
     values: list[torch.Tensor],
     device: torch.device,
     everywhere: bool,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> dict[str, torch.Tensor]:
     buffer = torch.zeros(size, dtype=torch.float32, device=device)
-    for _, parameter, start in chunk:
-        if (piece := mine[parameter]) is not None:
-            buffer.narrow(0, start + piece.offset, piece.size).copy_(
-                values[piece.flat].narrow(0, piece.start, piece.size)
-            )
+    own = [(start, piece) for _, parameter, start in chunk if (piece := mine[parameter]) is not None]
+    if own:  # all in one kernel, not one for each parameter
+        torch._foreach_copy_(
+            [buffer.narrow(0, start + piece.offset, piece.size) for start, piece in own],
+            [values[piece.flat].narrow(0, piece.start, piece.size) for _, piece in own],
+        )
     if dist.get_world_size() > 1:
         # Each element is in one rank's piece, so the sum is exact.
         if everywhere:
             dist.all_reduce(buffer)
         else:
             dist.reduce(buffer, 0)
-    for name, parameter, start in chunk:
-        shape = _shape(parameter)
-        yield name, buffer.narrow(0, start, shape.numel()).view(shape)
+    shapes = ((name, start, _shape(parameter)) for name, parameter, start in chunk)
+    return {name: buffer.narrow(0, start, shape.numel()).view(shape) for name, start, shape in shapes}
 
 
 def _shape(parameter: nn.Parameter) -> torch.Size:
