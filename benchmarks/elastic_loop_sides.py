@@ -88,7 +88,7 @@ class Timed:
         import torch
 
         from radioplat.design.run import keep_data
-        from radioplat.launch.local import _alone_in_the_world
+        from radioplat.launch.local import _set_single_process_environment
         from radioplat.launch.preflight.steps import prepare
         from radioplat.training.engine import process_group
 
@@ -96,7 +96,7 @@ class Timed:
         self.begins: list[float] = []
         self.away: list[float] = []
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        _alone_in_the_world()
+        _set_single_process_environment()
         process_group.join("nccl" if self.device.type == "cuda" else "gloo")
         folder = Path(work.scratch) / "results"
         self.run, data = prepare(_spec(work), "distill", folder / "distill")

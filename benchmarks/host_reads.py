@@ -36,10 +36,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
-        _write_images(folder / "images")
+        write_images(folder / "images")
         for name, student in STUDENTS.items():
             spec = folder / f"{name}.json"
-            spec.write_text(json.dumps(_spec(folder, name, student)), encoding="utf-8")
+            spec.write_text(json.dumps(spec_of(folder, name, student)), encoding="utf-8")
             command = [
                 sys.executable,
                 "-m",
@@ -56,7 +56,8 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def _write_images(folder: Path) -> None:
+def write_images(folder: Path) -> None:
+    """Write a shard of :data:`IMAGES` small JPEGs of noise into the new ``folder``."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     with tarfile.open(folder / "0.tar", "w") as tar:
@@ -68,7 +69,8 @@ def _write_images(folder: Path) -> None:
             tar.addfile(member, io.BytesIO(content.getvalue()))
 
 
-def _spec(folder: Path, name: str, student: dict[str, Any]) -> dict[str, Any]:
+def spec_of(folder: Path, name: str, student: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's spec, in the folder ``results_<name>``: a ``student`` and two teachers on the written images."""
     teachers = []
     for teacher, kind in (("a", "test_resnet"), ("b", "test_vit")):
         torch.manual_seed(0)

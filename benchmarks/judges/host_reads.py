@@ -74,9 +74,13 @@ class Counts:
         self._counter()["micro_batch"] += 1
 
     def stepped(self) -> None:
-        """End a step of this thread."""
+        """End a step of this thread; an optimizer that takes one group of parameters at a time ends it repeatedly."""
         thread = threading.get_ident()
-        self.steps.setdefault(thread, []).append(self._now.pop(thread, Counter()))
+        steps, now = self.steps.setdefault(thread, []), self._now.pop(thread, Counter())
+        if now["micro_batch"] or not steps:
+            steps.append(now)
+        else:
+            steps[-1] += now
 
     def _counter(self) -> Counter[str]:
         return self._now.setdefault(threading.get_ident(), Counter())
@@ -105,10 +109,23 @@ def counting(entry: str, arguments: list[str]) -> Counts:
     counts = Counts()
     for name in _READS:
         setattr(torch.Tensor, name, _counted(getattr(torch.Tensor, name), counts, "read", name))
+    count_collectives(counts)
+    mark_steps(counts)
+    with _Operators(counts):
+        call(entry, arguments)
+    return counts
+
+
+def count_collectives(counts: Counts) -> None:
+    """From now on, count the collectives of this process."""
     for name in _COLLECTIVES:
         counted = _counted(getattr(dist, name), counts, "collective", name)
         setattr(dist, name, counted)
         setattr(dist.distributed_c10d, name, counted)
+
+
+def mark_steps(counts: Counts) -> None:
+    """From now on, tell ``counts`` of each backward pass and of each step of an optimizer."""
     backward = torch.Tensor.backward
 
     def counted_backward(*given: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -117,22 +134,23 @@ def counting(entry: str, arguments: list[str]) -> Counts:
 
     torch.Tensor.backward = counted_backward  # type: ignore[method-assign]
     register_optimizer_step_post_hook(lambda *_: counts.stepped())
+
+
+def call(entry: str, arguments: list[str]) -> None:
+    """Call ``entry``, a MODULE:FUNCTION, with ``arguments`` as its command line; exit if it returns a status."""
     module, _, function = entry.partition(":")
     sys.argv = [module, *arguments]
-    with _Operators(counts):
-        status = getattr(importlib.import_module(module), function)()
-    if status:
+    if status := getattr(importlib.import_module(module), function)():
         sys.exit(status)
-    return counts
 
 
-def summary(counts: Counts, own: str) -> dict[str, Any]:
-    """Return the figures of the thread with most steps, for reads and collectives at frames in package ``own``."""
+def summary(counts: Counts, own: str, kinds: tuple[str, ...] = ("read", "collective")) -> dict[str, Any]:
+    """Return the figures of the thread with most steps, for events of ``kinds`` at frames in package ``own``."""
     steps = max(counts.steps.values(), key=len)[LEFT_OUT:-1]
     total: Counter[str] = sum(steps, Counter())
     micro_batches = total.pop("micro_batch", 0)
     found: dict[str, Any] = {"steps": len(steps), "micro_batches_a_step": micro_batches / len(steps)}
-    for kind in ("read", "collective"):
+    for kind in kinds:
         events = {what.removeprefix(f"{kind} "): n / len(steps) for what, n in total.items() if what.startswith(kind)}
         mine = {what: n for what, n in events.items() if f" {own}/" in what}
         found[f"{kind}s_a_step"] = round(sum(mine.values()), 3)

@@ -27,11 +27,7 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
     Returns:
         ``text`` with ``(secret)`` for every such value of at least 8 characters.
     """
-    environ = os.environ if environ is None else environ
-    secrets = {v for k, v in environ.items() if k.upper().endswith(_SECRET_ENDINGS) and len(v) >= _SHORTEST_SECRET}
-    for secret in sorted(secrets, key=len, reverse=True):  # a secret may contain a shorter one
-        text = text.replace(secret, MASK)
-    return text
+    return _without(text, _secrets(environ))
 
 
 def redact_yaml(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -41,13 +37,30 @@ def redact_yaml(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:
     """Return a copy of nested dicts and lists with strings redacted and fields named like secrets masked."""
+    return _masked(value, _secrets(environ))
+
+
+def _secrets(environ: Mapping[str, str] | None) -> list[str]:
+    """Return the values to mask, the longest first: a secret may contain a shorter one."""
+    environ = os.environ if environ is None else environ
+    secrets = {v for k, v in environ.items() if k.upper().endswith(_SECRET_ENDINGS) and len(v) >= _SHORTEST_SECRET}
+    return sorted(secrets, key=len, reverse=True)
+
+
+def _masked(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, Mapping):
         return {
             key: MASK
             if isinstance(inner, str) and inner and str(key).upper().endswith(_SECRET_ENDINGS)
-            else redact_tree(inner, environ)
+            else _masked(inner, secrets)
             for key, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [redact_tree(inner, environ) for inner in value]
-    return redact(value, environ) if isinstance(value, str) else value
+        return [_masked(inner, secrets) for inner in value]
+    return _without(value, secrets) if isinstance(value, str) else value
+
+
+def _without(text: str, secrets: list[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return text

@@ -21,6 +21,7 @@ from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
 from radioplat.models.modifiers.damp import add_weight_noise
 from radioplat.models.on_meta import on_meta
 from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.objectives.compiled import compile_options
 from radioplat.spec.checks.tasks.training_task import is_taught
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.model import CpeCrop
@@ -109,7 +110,7 @@ def prepare_student(student: Student, spec: Spec, task: str) -> Student:
 
 def compile_backbone(backbone: nn.Module, backend: str = "inductor") -> None:
     """Compile in place, so that names do not change; random numbers are those of the uncompiled module."""
-    backbone.compile(backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
+    backbone.compile(**compile_options(backend))
 
 
 def windows_of(spec: Spec, backbone: RadioViT) -> Windows:

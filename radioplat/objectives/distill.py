@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radioplat.losses.base.grid import Overlap, on_common_grid
+from radioplat.losses.base.grid import on_common_grid
 from radioplat.losses.base.reduce import masked_mean, weighted_mean, zero_unweighted
 from radioplat.losses.registry import criterion
 from radioplat.losses.terms.hard_labels import label_loss, label_share
@@ -18,28 +17,17 @@ from radioplat.losses.weighting.teacher_dropping import teacher_mask
 from radioplat.models.capture import as_features, captured
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
+from radioplat.objectives.compiled import compiled
 from radioplat.objectives.inner_teachers import answers_inside, with_answers
 from radioplat.objectives.mesa import mesa_loss
 from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import Objective, StepContext
 from radioplat.objectives.peers import Peer
+from radioplat.objectives.teacher_terms import Part, TeacherTerms, pair, scaled, total_of
 from radioplat.spec.resolved.labels import label_weight
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
 from radioplat.spec.resolved.terms import Term
 from radioplat.spec.schema.distill import AverageView, DistillConfig, LabelForm, Source
-
-
-@dataclass
-class _Part:
-    """A loss term of a teacher in a micro-batch: the term's weight, and each sample's value and weight, ``[B]``."""
-
-    scale: float
-    values: torch.Tensor
-    weight: torch.Tensor
-
-    def mean(self, kept: torch.Tensor | float = 1.0) -> torch.Tensor:
-        """Return the weighted mean over samples of ``values * kept``, times ``scale``; ``kept`` is 0 or 1, ``[B]``."""
-        return self.scale * weighted_mean(self.values * kept, self.weight)
 
 
 class DistillObjective(Objective):
@@ -91,8 +79,25 @@ class DistillObjective(Objective):
             for bound in teacher.bindings:
                 term = Term("module", bound.loss, bound.weight, bound.where)
                 self.criteria[f"{teacher.name}/{bound.name}"] = criterion(term, 0, config)
+        self._terms = {
+            t.name: TeacherTerms(
+                t,
+                student,
+                self.criteria,
+                self.classifies,
+                learns_labels="logits" in t.wanted and bool(config.alpha) and not self.classifies,
+            )
+            for t in teachers
+        }
+        self._mesa_loss = mesa_loss
         self._scale = config.loss_scale / (max(1, len(teachers)) if config.mean_over_teachers else 1)
         self.balance = TeacherBalance([t.name for t in teachers if t.terms], config.balance)
+
+    def compile_losses(self, backend: str = "inductor") -> None:
+        """Compile each teacher's head and terms to a graph, and the MESA loss to another."""
+        for terms in self._terms.values():
+            terms.compile(backend)
+        self._mesa_loss = compiled(mesa_loss, backend)
 
     def asks_average(self, step: int | None = None) -> bool:
         """Return True if MESA or a teacher with ``source: ema`` uses the student's moving average at ``step``."""
@@ -120,7 +125,7 @@ class DistillObjective(Objective):
             features = self.student(images, self._wanted)
         grid = images.shape[-2] // self.student.stride, images.shape[-1] // self.student.stride
         losses: dict[str, torch.Tensor] = {}
-        parts: dict[str, list[_Part]] = {}
+        parts: dict[str, list[Part]] = {}
         listened = [teacher for teacher in self.teachers if teacher.name not in self.quarantined]
         inside = answers_inside(listened, batch, outputs, grid, self.peers, self.average, self._mesa_view())
         batch = with_answers(batch, listened, inside)
@@ -129,13 +134,16 @@ class DistillObjective(Objective):
             parts[teacher.name] = self._parts(teacher, features, batch, losses)
         balance = self.balance.factors(list(parts))
         keeps = self._kept(active, parts, balance, batch)
-        total = torch.zeros((), device=batch.weight.device)
+        sums = []
         for i, teacher in enumerate(active):
             factor = batch.factors.get(teacher.name, 1.0) * teacher.loss_lambda * balance[teacher.name] * self._scale
-            keep = 1.0 if keeps is None else keeps[i]
-            total = total + factor * sum(part.mean(keep) for part in parts[teacher.name])
-        for name, mine in parts.items():
-            self.balance.add_loss(name, sum(part.mean() for part in mine), _weight_for(batch, name).sum())
+            keep = None if keeps is None else keeps[i]
+            mine = total_of([part.mean(keep) for part in parts[teacher.name]], like=batch.weight)
+            sums.append(scaled(factor, mine))
+        total = total_of(sums, like=batch.weight)
+        for name, own in parts.items() if self.balance.counts else ():
+            mean = total_of([part.mean() for part in own], like=batch.weight)
+            self.balance.add_loss(name, mean, _weight_for(batch, name).sum())
         if self.classifies and self.label_weight:
             hard = label_loss(zero_unweighted(features.named["logits"].float(), batch.weight), batch.label)
             losses["loss/labels"] = weighted_mean(hard, batch.weight * (batch.label >= 0))
@@ -147,7 +155,7 @@ class DistillObjective(Objective):
                 total = total + self._peer_learns(teacher, inside.peers, features, batch, losses)
         if inside.average is not None:
             overlap = batch.inner_overlaps.get(inside.average_view)
-            losses["loss/mesa"] = mesa_loss(features.spatial, inside.average, batch.weight, overlap)
+            losses["loss/mesa"] = self._mesa_loss(features.spatial, inside.average, batch.weight, overlap)
             total = total + self.config.mesa.weight * losses["loss/mesa"]
         return {"loss": total, **losses}
 
@@ -176,42 +184,26 @@ class DistillObjective(Objective):
 
     def _parts(
         self, teacher: ResolvedTeacher, features: Features, batch: MicroBatch, losses: dict[str, torch.Tensor]
-    ) -> list[_Part]:
+    ) -> list[Part]:
         """Return the terms of one teacher; add the mean of each to ``losses`` for logging."""
         weight, factor = _weight_for(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
-        head = self.student.heads[teacher.name]
-        mine = self._in_space_of(teacher, features)
-        theirs = batch.targets[teacher.name].map(lambda t: zero_unweighted(t, weight))
+        terms, overlap = self._terms[teacher.name], batch.overlaps.get(teacher.name)
+        found, hard = terms(features, batch.targets[teacher.name], weight, batch.label, overlap)
+        alpha = self.config.alpha
         shared = self.classifies and self.config.label_form is LabelForm.alpha  # alpha scales all terms
-        share = label_share(batch.label, self.config.alpha)
+        share = label_share(batch.label, alpha) if shared or alpha else None
         parts = []
-        for term in teacher.terms:
-            compare = self.criteria[f"{teacher.name}/{term.name}"]
-            *pair, visible = _pair(term.kind, mine, theirs, batch.overlaps.get(teacher.name))
-            if compare.raw:
-                pair[0] = head.raw(term.kind, pair[0])
+        for term, one in zip(teacher.terms, found, strict=True):
+            terms.criterion(term.name).count(one.statistics)
+            losses[f"loss/{teacher.name}/{term.name}"] = scaled(factor, one.mean)
+            if share is not None and (shared or term.kind == "logits"):
+                parts.append(Part(term.weight, (1 - share) * one.values, one.counts))
             else:
-                pair[1] = head.standardize(term.kind, pair[1])
-            values, counts = compare(*pair, weight, visible)
-            losses[f"loss/{teacher.name}/{term.name}"] = factor * weighted_mean(values, counts)
-            if shared or (term.kind == "logits" and self.config.alpha):
-                values = (1 - share) * values
-            parts.append(_Part(term.weight, values, counts))
-        if "logits" in teacher.wanted and self.config.alpha and not self.classifies:
-            hard = label_loss(zero_unweighted(mine.named["logits"].float(), weight), batch.label)
-            losses[f"loss/{teacher.name}/labels"] = factor * weighted_mean(hard, weight * (batch.label >= 0))
-            parts.append(_Part(1.0, share * hard, weight))
+                parts.append(Part(term.weight, one.values, one.counts, one.mean))
+        if hard is not None:
+            losses[f"loss/{teacher.name}/labels"] = scaled(factor, weighted_mean(hard, weight * (batch.label >= 0)))
+            parts.append(Part(1.0, share * hard, weight))
         return parts
-
-    def _in_space_of(self, teacher: ResolvedTeacher, features: Features) -> Features:
-        """Return the student's features from the head for ``teacher``, normalized as the losses need them.
-
-        If the student has a classifier, its logits replace those of the head.
-        """
-        mine = self.student.heads[teacher.name](features, raw=False)
-        if self.classifies and "logits" in teacher.wanted:
-            mine.named["logits"] = features.named["logits"]
-        return mine
 
     def _peer_learns(
         self,
@@ -223,7 +215,7 @@ class DistillObjective(Objective):
     ) -> torch.Tensor:
         """Return the loss of a peer's own weights (:mod:`radioplat.objectives.peers`); add each term to ``losses``."""
         weight, name = _weight_for(batch, teacher.name), teacher.name
-        mine = self._in_space_of(teacher, features).map(torch.Tensor.detach)
+        mine = self._terms[name].in_space(features).map(torch.Tensor.detach)
         theirs = peers[name].map(lambda t: zero_unweighted(t, weight))
         share = label_share(batch.label, self.config.alpha)
         total = torch.zeros((), device=weight.device)
@@ -234,7 +226,7 @@ class DistillObjective(Objective):
                 heard = [compare(theirs.named["logits"], o.named["logits"].float(), weight) for o in others]
                 values, counts = torch.stack([values for values, _ in heard]).mean(0), heard[0][1]
             else:
-                a, b, visible = _pair(term.kind, mine, theirs, batch.overlaps.get(name))
+                a, b, visible = pair(term.kind, mine, theirs, batch.overlaps.get(name))
                 values, counts = compare(b, a, weight, visible)
             losses[f"loss/{name}/peer_{term.name}"] = weighted_mean(values, counts)
             values = (1 - share) * values if term.kind == "logits" else values
@@ -246,7 +238,7 @@ class DistillObjective(Objective):
     def _kept(
         self,
         active: list[ResolvedTeacher],
-        parts: dict[str, list[_Part]],
+        parts: dict[str, list[Part]],
         balance: dict[str, torch.Tensor | float],
         batch: MicroBatch,
     ) -> torch.Tensor | None:
@@ -264,31 +256,30 @@ class DistillObjective(Objective):
 class ClassifyObjective(Objective):
     """Train a backbone on labels: cross-entropy and accuracy over the samples that have a label."""
 
+    def __init__(self, student: Student, view: str) -> None:
+        super().__init__(student, view)
+        self._judge = _cross_entropy_and_accuracy
+
+    def compile_losses(self, backend: str = "inductor") -> None:
+        """Compile cross-entropy and accuracy to one graph."""
+        self._judge = compiled(_cross_entropy_and_accuracy, backend)
+
     def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return ``loss`` and ``accuracy``, fp32 scalars."""
         logits = self.student(batch.views[self.view], frozenset({"summary", "logits"})).named["logits"].float()
-        weight = batch.weight * (batch.label >= 0)
-        label = batch.label.clamp(min=0)
-        loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
-        accuracy = masked_mean((logits.argmax(-1) == label).float(), weight)
+        loss, accuracy = self._judge(logits, batch.label, batch.weight)
         return {"loss": loss, "accuracy": accuracy.detach()}
+
+
+def _cross_entropy_and_accuracy(
+    logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as means over the samples with a label: scalars, of ``logits`` ``[B, C]``."""
+    weight, label = weight * (label >= 0), label.clamp(min=0)
+    loss = masked_mean(F.cross_entropy(logits, label, reduction="none"), weight)
+    return loss, masked_mean((logits.argmax(-1) == label).float(), weight)
 
 
 def _weight_for(batch: MicroBatch, teacher: str) -> torch.Tensor:
     """Return the samples' weights ``[B]`` for ``teacher``: zeros if it did not compute this micro-batch (factor 0)."""
     return batch.weight if batch.factors.get(teacher, 1.0) else torch.zeros_like(batch.weight)
-
-
-def _pair(
-    kind: str, mine: Features, theirs: Features, overlap: Overlap | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the student's and the teacher's tensor for one term, fp32, and the share of each position that both see.
-
-    Maps are resized to their common grid. The share is None for vectors, and if it is 1 everywhere.
-    """
-    if kind == "spatial":
-        assert mine.spatial is not None and theirs.spatial is not None
-        return on_common_grid(mine.spatial.float(), theirs.spatial.float(), overlap)
-    a, b = (mine.summary, theirs.summary) if kind == "summary" else (mine.named[kind], theirs.named[kind])
-    assert a is not None and b is not None
-    return a.float(), b.float(), None

@@ -76,6 +76,9 @@ class Objective(nn.Module):
     def losses(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return ``loss`` without the regularizer, its terms and metrics, as fp32 scalars by name."""
 
+    def compile_losses(self, backend: str = "inductor") -> None:
+        """Compile what follows the backbone in :meth:`losses`, as far as the objective can."""
+
     def asks_average(self, step: int | None = None) -> bool:
         """Return True if the loss uses the student's moving average at global ``step``; with None, at any step."""
         return False

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from radioplat.common.redact import redact, redact_tree
+from radioplat.common.redact import redact_tree
 from radioplat.tracking.json_lines import parse_line, read_lines
 
 
@@ -63,14 +63,15 @@ class StatusLog:
             fields: further fields of the line.
         """
         now = datetime.datetime.now()
+        masked = _plain(redact_tree({"message": message, "kpi": dict(kpi or {}), "fields": fields}))
         line = {
             "date": f"{now.month}/{now.day}/{now.year}",
             "time": now.strftime("%H:%M:%S"),
             "status": Status(status).value,
             "verbosity": verbosity,
-            "message": redact(message),
-            "kpi": _plain(redact_tree(dict(kpi or {}))),
-            **_plain(redact_tree(fields)),
+            "message": masked["message"],
+            "kpi": masked["kpi"],
+            **masked["fields"],
         }
         # ASCII only, since Unicode line separators inside a message would split the line for some readers.
         text = json.dumps(line, allow_nan=False)

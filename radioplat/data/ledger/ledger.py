@@ -33,6 +33,7 @@ REJECTS_SCHEMA = pa.schema(
     [("id", pa.int64()), *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail"))]
 )
 _FLUSH_ROWS = 100_000
+_Rows = tuple[int, int, np.ndarray, np.ndarray, np.ndarray]  # step, rank, positions, ids, checksums or reasons
 
 
 class Ledger:
@@ -48,8 +49,8 @@ class Ledger:
         self._directory = Path(directory)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._rank, self._attempt = rank, attempt
-        self._consumed: list[pa.Table] = []
-        self._rejected: list[pa.Table] = []
+        self._consumed: list[_Rows] = []
+        self._rejected: list[_Rows] = []
         self._rows = 0
         self._written: dict[str, int] = {}  # number of the last file, by kind
 
@@ -68,28 +69,42 @@ class Ledger:
 
     def consumed(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, checksum: np.ndarray) -> None:
         """Record samples that reached backward at global step ``step``; all arrays ``[B]``."""
-        self._add(self._consumed, CONSUMED_SCHEMA, step, rank, positions, ids, checksum)
+        self._add(self._consumed, step, rank, positions, ids, checksum)
 
     def rejected(self, step: int, rank: int, positions: np.ndarray, ids: np.ndarray, reasons: Sequence[str]) -> None:
         """Record samples that proved unusable at run time, with the reason for each."""
-        self._add(self._rejected, REJECTED_SCHEMA, step, rank, positions, ids, reasons)
+        self._add(self._rejected, step, rank, positions, ids, reasons)
 
     def flush(self) -> None:
         """Write all rows to disk; call it before a checkpoint is committed."""
-        for kind, parts in (("consumed", self._consumed), ("rejected", self._rejected)):
+        kinds = (("consumed", self._consumed, CONSUMED_SCHEMA), ("rejected", self._rejected, REJECTED_SCHEMA))
+        for kind, parts, schema in kinds:
             if parts:
-                _write(pa.concat_tables(parts), self._new_path(kind))
+                _write(self._table(parts, schema), self._new_path(kind))
                 parts.clear()
         self._rows = 0
 
+    def _table(self, parts: list[_Rows], schema: pa.Schema) -> pa.Table:
+        counts = [len(positions) for _, _, positions, *_ in parts]
+        steps, ranks, *columns = zip(*parts, strict=True)
+        fixed = [np.full(sum(counts), self._attempt), np.repeat(steps, counts), np.repeat(ranks, counts)]
+        arrays = [pa.array(c, f.type) for c, f in zip([*fixed, *map(np.concatenate, columns)], schema, strict=True)]
+        return pa.table(arrays, schema=schema)
+
     def _add(
-        self, tables: list[pa.Table], schema: pa.Schema, step: int, rank: int, *columns: Sequence[str] | np.ndarray
+        self,
+        parts: list[_Rows],
+        step: int,
+        rank: int,
+        positions: np.ndarray,
+        ids: np.ndarray,
+        last: Sequence[str] | np.ndarray,
     ) -> None:
-        count = len(columns[0])
-        fixed = [np.full(count, value) for value in (self._attempt, step, rank)]
-        arrays = [pa.array(c, f.type) for c, f in zip([*fixed, *columns], schema, strict=True)]
-        tables.append(pa.table(arrays, schema=schema))
-        self._rows += count
+        """Keep rows until the next flush, where they become a table: the training thread calls this."""
+        last = last if isinstance(last, np.ndarray) else np.array(last, dtype=object)
+        # Copies: the arrays may be parts of blocks that contain images.
+        parts.append((step, rank, positions.copy(), ids.copy(), last.copy()))
+        self._rows += len(positions)
         if self._rows >= _FLUSH_ROWS:
             with contextlib.suppress(OSError):  # on a full disk the rows are kept, and the next checkpoint raises
                 self.flush()

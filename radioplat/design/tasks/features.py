@@ -100,7 +100,8 @@ class Distill(Features):
     def objective(self, run: Run) -> Objective:
         """Build the student with its initial weights, the peers and the losses; equal on every rank."""
         peers = {t.name: Peer(t, run.spec.train.seed) for t in run.teachers if t.source is Source.peer}
-        return DistillObjective(build_student(run), run.teachers, run.student_view, run.spec.distill, peers)
+        objective = DistillObjective(build_student(run), run.teachers, run.student_view, run.spec.distill, peers)
+        return _compiled(objective, run)
 
 
 class Classify(Features):
@@ -108,7 +109,14 @@ class Classify(Features):
 
     def objective(self, run: Run) -> Objective:
         """Build the student with its initial weights and the loss; equal on every rank."""
-        return ClassifyObjective(build_student(run), run.student_view)
+        return _compiled(ClassifyObjective(build_student(run), run.student_view), run)
+
+
+def _compiled(objective: Objective, run: Run) -> Objective:
+    """Compile the losses as well, if the student's backbone is compiled."""
+    if run.spec.train.compile:
+        objective.compile_losses()
+    return objective
 
 
 def is_measured(spec: Spec, architecture: StudentArchitecture) -> bool:

@@ -41,7 +41,12 @@ def precision(preflight: Preflight) -> None:
 
 
 def compiling(preflight: Preflight) -> Iterator[Problem]:
-    """Check that the workers can compile the student."""
+    """Check that the workers can compile the student; record what is compiled."""
+    if preflight.spec.train.compile and preflight.models is not None:
+        terms = [teacher.name for teacher in preflight.models.teachers if teacher.terms]
+        losses = f"head and losses of each of {', '.join(terms)}" if terms else "loss of the labels"
+        mesa = ", the MESA loss" if terms and preflight.spec.distill.mesa.weight else ""
+        preflight.facts["compiled"] = f"the backbone, the {losses}{mesa}; graphs are made as sizes of images come up"
     if preflight.resources is not None:
         yield from compiler_problems(preflight.spec, preflight.resources.gpus > 0)
 

@@ -18,6 +18,9 @@ OfBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class Criterion(Running):
     """Base class of loss terms: masks samples and positions without weight, and calls :meth:`compare`.
 
+    :meth:`evaluate` is the arithmetic and changes nothing, so it can be part of a compiled graph; :meth:`forward` also
+    counts the statistics.
+
     Attributes:
         raw: whether it needs raw features, not those normalized by ``distill.target_norm``.
     """
@@ -39,8 +42,26 @@ class Criterion(Running):
             weight: ``[B]``.
             valid: ``[B, h, w]`` in [0, 1], or None.
         """
+        values, counts, statistics = self.evaluate(student, teacher, weight, valid)
+        self.count(statistics)
+        return values, counts
+
+    def evaluate(
+        self, student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Compute what :meth:`forward` returns, and the micro-batch's :meth:`statistics`; change nothing."""
         student, teacher = zero_unweighted(student, weight, valid), zero_unweighted(teacher, weight, valid)
-        return sample_means(self.compare(student, teacher, weight, valid), weight, valid)
+        values, counts = sample_means(self.compare(student, teacher, weight, valid), weight, valid)
+        return values, counts, self.statistics(teacher, weight, valid)
+
+    def statistics(
+        self, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """Return the micro-batch's contributions to the running statistics by buffer, float64 without gradient.
+
+        No number is read from the device. Arguments are those of :meth:`compare`.
+        """
+        return {}
 
     def compare(
         self, student: torch.Tensor, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None

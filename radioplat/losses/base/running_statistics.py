@@ -28,6 +28,11 @@ class Running(nn.Module):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         self._sums: dict[str, torch.Tensor] = {}
 
+    def count(self, values: dict[str, torch.Tensor]) -> None:
+        """Add the ``values`` by buffer to the contributions of this step."""
+        for name, value in values.items():
+            self.add(name, value)
+
     def add(self, name: str, value: torch.Tensor) -> None:
         """Add ``value`` to the contributions of buffer ``name`` in this step."""
         if self.counting and self.training:

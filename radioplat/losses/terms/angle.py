@@ -41,14 +41,14 @@ class Angle(Criterion):
 
     def compare(self, student, teacher, weight, valid):
         """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
-        self._see(teacher, weight)
         return angle_between(student, teacher).square() / self.dispersion.to(student)
 
     @torch.no_grad()
-    def _see(self, teacher: torch.Tensor, weight: torch.Tensor) -> None:
-        teacher, weight = teacher.double(), weight.double()
-        self.add("direction", weight @ F.normalize(teacher, dim=-1, eps=_SHORT))
-        known = bool(self.direction.any())
-        if known:
-            self.add("squares", weight @ angle_between(teacher, self.direction).square())
-            self.add("samples", weight.sum())
+    def statistics(self, teacher, weight, valid):
+        """Return the sum of directions and, once there is a mean direction, that of squared angles to it."""
+        teacher, weight, known = teacher.double(), weight.double(), self.direction.any()
+        return {
+            "direction": weight @ F.normalize(teacher, dim=-1, eps=_SHORT),
+            "squares": torch.where(known, weight @ angle_between(teacher, self.direction).square(), 0.0),
+            "samples": torch.where(known, weight.sum(), 0.0),
+        }

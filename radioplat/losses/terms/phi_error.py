@@ -33,13 +33,12 @@ class PhiError(Criterion):
 
     def compare(self, student, teacher, weight, valid):
         """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
-        self._see(teacher, weight, valid)
         return mse(student, teacher) / self.phi.square().to(student)
 
     @torch.no_grad()
-    def _see(self, teacher: torch.Tensor, weight: torch.Tensor, valid: torch.Tensor | None) -> None:
-        counts = weight > 0 if valid is None else (weight > 0).view(-1, 1, 1) & (valid > 0)
-        rows = teacher[counts].flatten(0, -2).double() if teacher.ndim > 2 else teacher[counts].double()
-        self.add("total", rows.sum(0))
-        self.add("squares", rows.square().sum())
-        self.add("rows", torch.tensor(float(len(rows)), device=rows.device))
+    def statistics(self, teacher, weight, valid):
+        """Return sums over vectors that have weight; the others are zeros."""
+        counts = (weight > 0).view(-1, *[1] * (teacher.ndim - 2))
+        counts = counts.expand(teacher.shape[:-1]) if valid is None else counts & (valid > 0)
+        rows = teacher.flatten(0, -2).double()
+        return {"total": rows.sum(0), "squares": rows.square().sum(), "rows": counts.sum().double()}

@@ -43,9 +43,9 @@ class TangentSphere(Criterion):
         self.half, self.samples = samples / 2, samples
 
     @property
-    def ready(self) -> bool:
-        """True if enough samples have been counted."""
-        return bool(self._fixed and self.directions + self.tangents >= self.samples)
+    def ready(self) -> torch.Tensor:
+        """True if enough samples have been counted; a scalar on the buffers' device."""
+        return self._fixed & (self.directions + self.tangents >= self.samples)
 
     @property
     def spread(self) -> torch.Tensor:
@@ -55,8 +55,8 @@ class TangentSphere(Criterion):
         return (variance / len(self.tangent)).clamp(min=0).sqrt().clamp(min=_FLOOR)
 
     @property
-    def _fixed(self) -> bool:
-        return bool(self.directions >= self.half)
+    def _fixed(self) -> torch.Tensor:
+        return self.directions >= self.half
 
     @property
     def _base(self) -> torch.Tensor:
@@ -64,20 +64,18 @@ class TangentSphere(Criterion):
 
     def compare(self, student, teacher, weight, valid):
         """Return one value per sample ``[B]``, or per position ``[B, h, w]``."""
-        if not self.ready:
-            self._see(teacher, weight)
-            return cosine(student, teacher)
         base = self._base.to(student)
-        return (log_map(student, base) - log_map(teacher, base)).square().mean(-1) / self.spread.square().to(student)
+        difference = log_map(student, base) - log_map(teacher, base)
+        tangent = difference.square().mean(-1) / self.spread.square().to(student)
+        # Both are computed: which one counts is not read from the device.
+        return torch.where(self.ready, tangent, cosine(student, teacher))
 
     @torch.no_grad()
-    def _see(self, teacher: torch.Tensor, weight: torch.Tensor) -> None:
+    def statistics(self, teacher, weight, valid):
+        """Return the sums of directions for the first half of the samples, and of tangent vectors for the second."""
         teacher, weight = teacher.double(), weight.double()
-        if self._fixed:
-            tangent = log_map(teacher, self._base)
-            self.add("tangent", weight @ tangent)
-            self.add("squares", weight @ tangent.square().sum(-1))
-            self.add("tangents", weight.sum())
-        else:
-            self.add("direction", weight @ F.normalize(teacher, dim=-1, eps=_FLOOR))
-            self.add("directions", weight.sum())
+        tangent = log_map(teacher, self._base)
+        second = {"tangent": weight @ tangent, "squares": weight @ tangent.square().sum(-1), "tangents": weight.sum()}
+        first = {"direction": weight @ F.normalize(teacher, dim=-1, eps=_FLOOR), "directions": weight.sum()}
+        halves = ((~self._fixed, first), (self._fixed & ~self.ready, second))
+        return {name: torch.where(now, value, 0.0) for now, half in halves for name, value in half.items()}

@@ -35,6 +35,11 @@ class TeacherBalance(Running):
         self.names, self.rule = names, rule
 
     @property
+    def counts(self) -> bool:
+        """Whether the teachers' losses are counted; not with ``fixed``."""
+        return self.rule is not Balance.fixed
+
+    @property
     def means(self) -> torch.Tensor:
         """m, float64 ``[teachers]``; NaN without data."""
         return self.total / self.samples
@@ -54,7 +59,7 @@ class TeacherBalance(Running):
     @torch.no_grad()
     def add_loss(self, name: str, mean: torch.Tensor, samples: torch.Tensor) -> None:
         """Count a micro-batch in which ``name`` had this ``mean`` loss over ``samples`` (the sum of their weights)."""
-        if self.rule is Balance.fixed:
+        if not self.counts:
             return
         mine = torch.zeros_like(self.total)
         mine[self.names.index(name)] = 1

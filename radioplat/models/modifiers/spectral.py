@@ -92,13 +92,18 @@ def reparametrize(backbone: nn.Module, iterations: int = START) -> None:
 
 def follow(module: nn.Module) -> None:
     """Run one iteration of the power method for every matrix in ``module``; to be called after each optimizer step."""
-    for layer in _layers(module):
+    follow_layers(layers_of(module))
+
+
+def follow_layers(layers: list[nn.Module]) -> None:
+    """Run one iteration of the power method for each of ``layers``, which :func:`layers_of` returned."""
+    for layer in layers:
         layer.parametrizations.weight[0].follow(layer.parametrizations.weight.original)
 
 
 def materialise(module: nn.Module) -> None:
     """Replace every :class:`SpectralWeight` by a plain weight; outputs do not change."""
-    for layer in _layers(module):
+    for layer in layers_of(module):
         layer.parametrizations.weight[0].noise = 0.0
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
 
@@ -114,7 +119,8 @@ def plain_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return plain
 
 
-def _layers(module: nn.Module) -> list[nn.Module]:
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of ``module`` whose weight is a :class:`SpectralWeight`."""
     return [
         m
         for m in module.modules()

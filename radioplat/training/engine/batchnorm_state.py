@@ -78,8 +78,12 @@ class BatchNormStatistics(StepHook):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the statistics by buffer name in fp32; the buffers of a bf16 engine are rounded."""
+        return {name: value.cpu().clone() for name, value in self.values().items()}
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Return the statistics as :meth:`state_dict` does, but those in use, on the device."""
         return {
-            f"{name}.{kind}": value.cpu().clone()
+            f"{name}.{kind}": value
             for name, saved in zip(self._names, self._saved, strict=True)
             for kind, value in zip(("running_mean", "running_var"), saved, strict=True)
         }

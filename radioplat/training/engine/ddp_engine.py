@@ -224,8 +224,9 @@ class DdpEngine(Engine):
     @torch.no_grad()
     def copy_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], into: State) -> None:
         """Copy the parameters' parts of tensors like :meth:`masters` into those of ``into``."""
-        for name, parameter in names.items():
-            into[name].copy_(self._part(parameter, values))
+        if names:
+            parts = [self._part(parameter, values) for parameter in names.values()]
+            torch._foreach_copy_([into[name] for name in names], parts)
 
     @torch.no_grad()
     def scatter_values(self, names: dict[str, nn.Parameter], values: list[torch.Tensor], state: State) -> None:

@@ -136,12 +136,11 @@ def copy_values(
     Every rank must call it.
     """
     partitioned = {name: parameter for name, parameter in names.items() if _partitioned(parameter)}
-    for name, value in zero_gather.whole(engine, partitioned, values):
-        into[name].copy_(value)
+    for part in zero_gather.whole(engine, partitioned, values):
+        torch._foreach_copy_([into[name] for name in part], list(part.values()))
     of = dict(zip(masters(engine), values, strict=True))
-    for name, parameter in names.items():
-        if name not in partitioned:
-            into[name].copy_(of[parameter])
+    if whole := {name: of[parameter] for name, parameter in names.items() if name not in partitioned}:
+        torch._foreach_copy_([into[name] for name in whole], list(whole.values()))
 
 
 def scatter_values(

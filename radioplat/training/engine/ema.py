@@ -48,8 +48,9 @@ class Ema(ShardedHook):
     def step(self) -> None:
         """Update the average from the current weights and statistics."""
         torch._foreach_lerp_(self._average, self._masters, 1 - self._decay)
-        for name, value in self._present().items():
-            self._statistics[name].lerp_(value, 1 - self._decay)
+        if present := self._present():
+            averages = [self._statistics[name] for name in present]
+            torch._foreach_lerp_(averages, list(present.values()), 1 - self._decay)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the averages by the student's names, fp32, on the CPU; every rank must call this."""
@@ -71,13 +72,12 @@ class Ema(ShardedHook):
         """
         names = {name: parameter for name, parameter in self._names.items() if name in tensors}
         self._engine.copy_values(names, self._average, tensors)
-        for name, value in self._statistics.items():
-            if name in tensors:
-                tensors[name].copy_(value)
+        if statistics := [name for name in self._statistics if name in tensors]:
+            torch._foreach_copy_([tensors[n] for n in statistics], [self._statistics[n] for n in statistics])
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore the average at any world size and ZeRO stage; values that ``state`` lacks are unchanged."""
         self._engine.scatter_values(self._names, self._average, state)
         for name in self._statistics:
             if name in state:
-                self._statistics[name] = state[name].clone()
+                self._statistics[name].copy_(state[name])

@@ -42,10 +42,9 @@ def _of_stages_1_and_2(optimizer: Any, flat: int, parameter: Any) -> Piece | Non
     return Piece(flat, here.start, there.start, there.numel)
 
 
-def whole(
-    engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the whole fp32 tensor of each partitioned parameter, of ``values`` with the shapes of ``masters``.
+def whole(engine: Any, names: dict[str, nn.Parameter], values: list[torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the whole fp32 tensors of partitioned parameters, many at a time, of ``values`` with the shapes of
+    ``masters``.
 
     Every rank must exhaust the iterator, and gets all of them. They are on the engine's device and share memory.
     """
@@ -57,10 +56,10 @@ def whole(
         chunk.append((name, parameter, size))
         size += shape_of(parameter).numel()
         if size >= BUCKET:
-            yield from _exchanged(chunk, size, mine, values, device)
+            yield _exchanged(chunk, size, mine, values, device)
             chunk, size = [], 0
     if chunk:
-        yield from _exchanged(chunk, size, mine, values, device)
+        yield _exchanged(chunk, size, mine, values, device)
 
 
 def _exchanged(
@@ -69,18 +68,18 @@ def _exchanged(
     mine: dict[nn.Parameter, Piece | None],
     values: list[torch.Tensor],
     device: torch.device,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> dict[str, torch.Tensor]:
     buffer = torch.zeros(size, dtype=torch.float32, device=device)
-    for _, parameter, start in chunk:
-        if (piece := mine[parameter]) is not None:
-            buffer.narrow(0, start + piece.offset, piece.size).copy_(
-                values[piece.flat].narrow(0, piece.start, piece.size)
-            )
+    own = [(start, piece) for _, parameter, start in chunk if (piece := mine[parameter]) is not None]
+    if own:  # all in one kernel, not one for each parameter
+        torch._foreach_copy_(
+            [buffer.narrow(0, start + piece.offset, piece.size) for start, piece in own],
+            [values[piece.flat].narrow(0, piece.start, piece.size) for _, piece in own],
+        )
     if dist.get_world_size() > 1:
         dist.all_reduce(buffer)  # each element is in one rank's piece, so the sum is exact
-    for name, parameter, start in chunk:
-        shape = shape_of(parameter)
-        yield name, buffer.narrow(0, start, shape.numel()).view(shape)
+    shapes = ((name, start, shape_of(parameter)) for name, parameter, start in chunk)
+    return {name: buffer.narrow(0, start, shape.numel()).view(shape) for name, start, shape in shapes}
 
 
 def shape_of(parameter: nn.Parameter) -> torch.Size:

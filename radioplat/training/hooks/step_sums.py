@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,13 +14,21 @@ LOSS = "loss"
 Name = tuple[str, str]  # a kind of numbers, and a name of that kind
 
 
+class _Losses(NamedTuple):
+    """The losses of a micro-batch (-1: padding) or of a piece of it, fp32 ``[L]``, and the share of the piece."""
+
+    micro_batch: int
+    share: float
+    values: torch.Tensor
+
+
 class StepSums:
     """Add up numbers of a step by kind and name; all ranks must call :meth:`start` and :meth:`finish` alike.
 
-    Losses are added on the device, in float64 as Python would add them, so that the host does not wait for a forward.
-    All ranks hold a table of the names seen so far, in the same order; the numbers travel as one float64 vector in that
-    order. A rank with a name that is not in the table says so in the vector: then all ranks exchange their names once
-    and send the vector again.
+    Losses are added on the device, in float64 as Python would add them, so that the host does not wait for a forward. A
+    micro-batch launches one kernel for it; the rest is done once a step. All ranks hold a table of the names seen so
+    far, in the same order; the numbers travel as one float64 vector in that order. A rank with a name that is not in
+    the table says so in the vector: then all ranks exchange their names once and send the vector again.
 
     Attributes:
         totals: after :meth:`finish`, by kind the sums over all ranks by name; without names that no rank has added to.
@@ -29,7 +38,7 @@ class StepSums:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._table: list[Name] = []
-        self._indices: dict[tuple[Name, ...], torch.Tensor] = {}
+        self._indices: dict[tuple[tuple[Name, ...], int], torch.Tensor] = {}
         self._on_gpu = device.type == "cuda"
         self._side = torch.cuda.Stream(device) if self._on_gpu else None
         self._copied = torch.cuda.Event() if self._on_gpu else None
@@ -38,9 +47,7 @@ class StepSums:
     def begin(self) -> None:
         """Forget the numbers of the previous step."""
         self._numbers: dict[Name, float] = {}
-        self._losses: dict[tuple[Name, ...], torch.Tensor] = {}
-        self._flags: dict[tuple[Name, ...], torch.Tensor] = {}
-        self._flags_of: dict[int, list[tuple[tuple[Name, ...], torch.Tensor]]] = {}
+        self._added: dict[tuple[Name, ...], list[_Losses]] = {}
         self.totals: dict[str, dict[str, float]] = {}
         self.not_finite: list[str] = []
 
@@ -57,11 +64,7 @@ class StepSums:
         """
         names = tuple((LOSS, name) for name in losses)
         values = torch.stack([value.detach().float() for value in losses.values()])
-        flags = (~torch.isfinite(values)).double()
-        self._flags_of.setdefault(micro_batch, []).append((names, flags))
-        _add(self._flags, names, flags)
-        if micro_batch >= 0:
-            _add(self._losses, names, values.double() * share)
+        self._added.setdefault(names, []).append(_Losses(micro_batch, share, values))
 
     def start(self) -> None:
         """Begin to add up the ranks' numbers; nothing may be added afterwards."""
@@ -86,12 +89,15 @@ class StepSums:
     def not_finite_in(self, micro_batch: int) -> list[str]:
         """Return the names of this rank's losses of a micro-batch that were not finite; this waits for the device."""
         names: dict[str, None] = {}
-        for known, flags in self._flags_of.get(micro_batch, []):
-            names |= dict.fromkeys(name for (_, name), flag in zip(known, flags.tolist(), strict=True) if flag)
+        for known, added in self._added.items():
+            for each in added:
+                if each.micro_batch == micro_batch:
+                    finite = zip(known, torch.isfinite(each.values).tolist(), strict=True)
+                    names |= dict.fromkeys(name for (_, name), is_finite in finite if not is_finite)
         return list(names)
 
     def _names(self) -> set[Name]:
-        return set(self._numbers).union(*self._losses, *self._flags)
+        return set(self._numbers).union(*self._added)
 
     def _send(self, unknown: int) -> None:
         """Start the all-reduce of the vector: sums, how many ranks have each, flags, and ``unknown``."""
@@ -110,10 +116,9 @@ class StepSums:
         )
         self._host = host  # pinned memory must outlive the copy
         self._vector = host.to(self._device, non_blocking=True)
-        for offset, sums in ((0, self._losses), (2 * size, self._flags)):
-            for names, values in sums.items():
-                if known.issuperset(names):  # else the vector is sent again
-                    self._vector.index_add_(0, self._index(names) + offset, values)
+        for names, added in self._added.items():
+            if known.issuperset(names):  # else the vector is sent again
+                self._vector.index_add_(0, self._index(names), _totals(added))
         self._work: dist.Work | None = None
         if self._side is None:
             self._reduce()
@@ -142,12 +147,23 @@ class StepSums:
         return self._vector.tolist()
 
     def _index(self, names: tuple[Name, ...]) -> torch.Tensor:
-        """Return the places of ``names`` in the table, on the device; the table only grows at its end."""
-        if names not in self._indices:
+        """Return the places of ``names`` in the vector on the device, for their sums and then for their flags."""
+        size = len(self._table)
+        if (names, size) not in self._indices:
             places = {name: place for place, name in enumerate(self._table)}
-            self._indices[names] = torch.tensor([places[name] for name in names]).to(self._device)
-        return self._indices[names]
+            mine = [places[name] for name in names]
+            self._indices[names, size] = torch.tensor([*mine, *(2 * size + place for place in mine)]).to(self._device)
+        return self._indices[names, size]
 
 
-def _add(sums: dict[tuple[Name, ...], torch.Tensor], names: tuple[Name, ...], values: torch.Tensor) -> None:
-    sums[names] = values if names not in sums else sums[names] + values
+def _totals(added: list[_Losses]) -> torch.Tensor:
+    """Return the sums of losses ``[L]`` over micro-batches, and how often each was not finite: float64 ``[2 L]``."""
+    values = torch.stack([each.values for each in added]).double()
+    flags = (~torch.isfinite(values)).double().sum(0)
+    shares = [each.share if each.micro_batch >= 0 else 0.0 for each in added]
+    if any(share != 1 for share in shares):
+        # Not a product with 0 for padding, whose losses may be infinite.
+        real = [values[i] if share == 1 else values[i] * share for i, share in enumerate(shares) if share]
+        values = torch.stack(real) if real else torch.zeros_like(values)
+    # Not `sum`, whose order differs: numbers are those that Python would add up, one micro-batch after the other.
+    return torch.cat([values.cumsum(0)[-1], flags])

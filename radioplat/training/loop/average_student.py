@@ -35,22 +35,30 @@ class AverageStudent:
         twin.heads, twin.classifier = nn.ModuleDict(), None
         self._student, self._twin = student, twin.requires_grad_(False).eval()
         self.ema: Ema | None = None
+        self._into: dict[str, torch.Tensor] = {}  # the twin's tensors by name, from the first update on
+        self._buffers: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []  # the twin's, and the student's
 
     @torch.no_grad()
     def update(self) -> None:
         """Copy the current average, in the student's dtype, and the buffers that have none; all ranks must call it."""
         assert self.ema is not None
+        if not self._into:
+            self._prepare()
+        if self._buffers[0]:
+            torch._foreach_copy_(*self._buffers)
+        self.ema.copy_into(self._into)
+
+    def _prepare(self) -> None:
+        """Give the twin the dtype of the student's weights, and look up the tensors that :meth:`update` copies."""
         dtype = next(self._student.backbone.parameters()).dtype
         if next(self._twin.backbone.parameters()).dtype is not dtype:
             for parameter in self._twin.parameters():
                 parameter.data = parameter.data.to(dtype)
             if dtype is not torch.float32:
                 round_statistics(self._twin, dtype)
-        live = dict(self._student.named_buffers())
-        buffers = dict(self._twin.named_buffers())
-        for name, buffer in buffers.items():
-            buffer.copy_(live[name])
-        self.ema.copy_into(dict(self._twin.named_parameters()) | buffers)
+        live, buffers = dict(self._student.named_buffers()), dict(self._twin.named_buffers())
+        self._buffers = list(buffers.values()), [live[name] for name in buffers]
+        self._into = dict(self._twin.named_parameters()) | buffers
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:

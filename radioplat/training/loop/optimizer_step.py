@@ -182,7 +182,11 @@ class OptimizerStep:
     def _seed_draws(self, step: int, micro_batch: int) -> None:
         """Seed torch for one forward (CPE, DropPath) from seed, step and micro-batch, so that no RNG state is saved."""
         key = np.random.SeedSequence([self._run.spec.train.seed, step, micro_batch])
-        torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> 1))
+        seed = int(key.generate_state(1, np.uint64)[0] >> 1)
+        # torch.manual_seed also seeds all other kinds of devices, and keeps each call in a list where there is none.
+        torch.default_generator.manual_seed(seed)
+        if self._context.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
 
 def _next(step: int, feed: Iterator[Arrival]) -> Arrival:

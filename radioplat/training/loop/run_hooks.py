@@ -36,12 +36,12 @@ class SpectralVectors(StepHook):
     name = "spectral"
 
     def __init__(self, objective: Objective) -> None:
-        self._objective = objective
+        self._layers = spectral.layers_of(objective)
 
     def end_step(self, record: StepRecord) -> None:
         """Run the power iterations, unless the step was skipped."""
         if not record.skipped:
-            spectral.follow(self._objective)
+            spectral.follow_layers(self._layers)
 
 
 class RunHooks(StepHooks):
@@ -92,7 +92,7 @@ class RunHooks(StepHooks):
         return ema
 
     def _statistics(self) -> dict[str, torch.Tensor]:
-        """Return BatchNorm statistics in fp32 by the student's names."""
+        """Return BatchNorm statistics in fp32 by the student's names, on the device."""
         prefix = "student."
-        mine = self.batchnorm.state_dict().items()
+        mine = self.batchnorm.values().items()
         return {name.removeprefix(prefix): value for name, value in mine if name.startswith(prefix)}
