@@ -21,11 +21,13 @@ from radioplat.common.collectives import is_first
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer, create_state
 from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.zero import BUCKET
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.training.engine.batchnorm_state import round_statistics
-from radioplat.training.engine.engine import Engine, State
+from radioplat.training.engine.engine import LARGEST, Engine, State
+from radioplat.training.engine.exact_gradients import ExactGradients, GradientPart
 from radioplat.training.engine.gradient_sums import GradientSums, Piece
 
 _ALIGNMENT = 64  # elements: each parameter begins at a multiple of 128 bytes, as kernels for matrices prefer
@@ -83,13 +85,26 @@ class _Flat:
 
     def pieces(self, numbers: dict[nn.Parameter, int]) -> Iterator[Piece]:
         """Yield pieces of about :data:`BUCKET` elements, cut between parameters."""
+        for part, begin, following in self._cuts():
+            members = self.parameters[begin:following]
+            current = None if self.current is None else self.current[part]
+            yield Piece(self.total[part], current, frozenset(numbers[p] for p in members))
+
+    def exact_parts(self) -> Iterator[GradientPart]:
+        """Yield the same pieces for exact sums; their tensors are the parameters in order."""
+        gradients = self.total if self.current is None else self.current
+        for part, begin, following in self._cuts():
+            members = zip(self.starts[begin:following], self.parameters[begin:following], strict=True)
+            places = [(start - part.start, parameter.numel()) for start, parameter in members]
+            yield GradientPart(gradients[part], self.total[part], places)
+
+    def _cuts(self) -> Iterator[tuple[slice, int, int]]:
+        """Yield the elements of each piece, its first parameter and the one behind its last."""
         begin, end = 0, self.weights.numel()
         for following, stop in enumerate([*self.starts[1:], end], 1):
             start = self.starts[begin]
             if stop - start >= BUCKET or stop == end:
-                part, members = slice(start, stop), self.parameters[begin:following]
-                current = None if self.current is None else self.current[part]
-                yield Piece(self.total[part], current, frozenset(numbers[p] for p in members))
+                yield slice(start, stop), begin, following
                 begin = following
 
 
@@ -126,8 +141,15 @@ class DdpEngine(Engine):
         pieces = [piece for flat in self._flats for piece in flat.pieces(numbers)]
         last = {number: order[parameter] for parameter, number in numbers.items()}
         pieces.sort(key=lambda piece: max(last[number] for number in piece.members))  # by when they are complete
-        self._sums, self._pieces = GradientSums(list(self._places), pieces), pieces
-        self._last = self._applied = False
+        self._pieces = pieces
+        self._sums: GradientSums | None = None
+        self._exact: ExactGradients | None = None
+        if is_exact(spec.train):
+            parts = [part for flat in self._flats for part in flat.exact_parts()]
+            self._exact = ExactGradients(parts, spec.global_batch_size // spec.dataset.batch_size)
+        else:
+            self._sums = GradientSums(list(self._places), pieces)
+        self._last = self._applied = self._repeats = False
 
     def _take_over(self, whole: bool) -> list[torch.Tensor]:
         """Let the optimizer update the flat tensors, or views of ``whole`` parameters, and return them."""
@@ -154,18 +176,24 @@ class DdpEngine(Engine):
         return self._module(*inputs)
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """Add gradients; with ``last``, ranks exchange the sums while the backward pass runs."""
+        """Add gradients; with ``last``, ranks exchange the sums while the backward pass runs, unless they are exact."""
         self._last = last
-        self._sums.backward(loss / self._micro_batches, last)
+        if self._exact is not None:
+            loss.backward()
+            self._exact.add()
+        if self._sums is not None:
+            self._sums.backward(loss / self._micro_batches, last)
 
     @torch.no_grad()
     def step(self) -> None:
         """Clip the gradients and update the weights after the last micro-batch, if all gradients are finite."""
-        self._applied = False
+        self._applied = self._repeats = False
         if not self._last:
             return
-        self._sums.wait()
-        world = dist.get_world_size()
+        if not self._finish_sums():
+            self._repeats = True
+            return
+        world = 1 if self._exact is not None else dist.get_world_size()
         norms = torch.stack([torch.linalg.vector_norm(piece.total) for piece in self._pieces])
         norm = float(torch.linalg.vector_norm(norms)) / world
         if norm < float("inf"):
@@ -176,8 +204,18 @@ class DdpEngine(Engine):
             self._optimizer.step()
             self._round()
             self._applied = True
-        self._sums.clear()
+        self.discard_gradients()
         self._last = False
+
+    def _finish_sums(self) -> bool:
+        """Wait for the sums over all ranks; return False if they are not exact, but were to be."""
+        if self._sums is not None:
+            self._sums.wait()
+        return self._exact is None or self._exact.finish()
+
+    def must_repeat(self) -> bool:
+        """Return True if the gradients' quanta did not fit the last step."""
+        return self._repeats
 
     def _round(self) -> None:
         if self._low:
@@ -190,7 +228,9 @@ class DdpEngine(Engine):
 
     def discard_gradients(self) -> None:
         """Set the gradients of this step to zero."""
-        self._sums.clear()
+        for sums in (self._sums, self._exact):
+            if sums is not None:
+                sums.clear()
 
     def full_state(self, names: dict[str, nn.Parameter], moments: tuple[str, ...]) -> State:
         """Return whole weights and moments on rank 0; no rank communicates."""
@@ -200,6 +240,8 @@ class DdpEngine(Engine):
             if all(value is not None for value in values):
                 gathered = self.gather_values(names, values)
                 state |= {f"{name}.{moment}": value for name, value in gathered.items()}
+        if self._exact is not None and is_first():
+            state[LARGEST] = self._exact.largest[self._numbers_of(names)]
         return state
 
     @torch.no_grad()
@@ -209,6 +251,9 @@ class DdpEngine(Engine):
         """Load whole weights and moments."""
         self.scatter_values(names, self._masters, state)
         self._round()
+        numbers = self._numbers_of(names)
+        if self._exact is not None and LARGEST in state and len(state[LARGEST]) == len(numbers):
+            self._exact.largest[numbers] = state[LARGEST].double()
         if not steps:
             return
         for master in self._masters:
@@ -217,6 +262,11 @@ class DdpEngine(Engine):
             values = [self._optimizer.state[master][moment] for master in self._masters]
             stored = {name: state[f"{name}.{moment}"] for name in names if f"{name}.{moment}" in state}
             self.scatter_values(names, values, stored)
+
+    def _numbers_of(self, names: dict[str, nn.Parameter]) -> list[int]:
+        """Return the places of parameters among all."""
+        numbers = {parameter: i for i, parameter in enumerate(self._places)}
+        return [numbers[parameter] for parameter in names.values()]
 
     def masters(self) -> list[torch.Tensor]:
         """Return a flat tensor for each optimizer group; for LAMB, which needs norms, one for each parameter."""
@@ -246,7 +296,9 @@ class DdpEngine(Engine):
         """Free gradients and optimizer states; the module keeps its weights."""
         for parameter in self._places:
             parameter.grad = None
-        self._sums.close()
+        if self._sums is not None:
+            self._sums.close()
+        self._exact = None
         for master in self._masters:
             master.grad = None
         self._optimizer.state.clear()

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 State = dict[str, torch.Tensor]
-LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
+# Keys in a checkpoint; parameter names cannot equal them, because they all contain dots.
+LOSS_SCALE = "loss_scale"
+LARGEST = "largest_gradients"
 
 
 class Engine(ABC):
@@ -30,7 +32,10 @@ class Engine(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """Add the gradients of ``loss`` divided by the number of micro-batches of a step.
+        """Add the gradients of ``loss`` divided by the number of micro-batches of a step on this rank.
+
+        With ``train.reduction: exact``, they are divided by the number of micro-batches of all ranks, and not averaged
+        over ranks but added: then no number depends on how many ranks there are.
 
         Args:
             loss: scalar.
@@ -45,6 +50,13 @@ class Engine(ABC):
     def was_step_applied(self) -> bool:
         """Return whether the last :meth:`step` changed the weights; False if gradients were not finite."""
 
+    def must_repeat(self) -> bool:
+        """Return whether the last :meth:`step` had no effect and its backward passes have to be computed once more.
+
+        That happens with ``train.reduction: exact``, where the magnitude of gradients changed much.
+        """
+        return False
+
     @abstractmethod
     def discard_gradients(self) -> None:
         """Discard the gradients of this step, so that the next step begins with none; all ranks must call it."""
@@ -55,8 +67,8 @@ class Engine(ABC):
 
         Returns:
             ``<parameter>`` and ``<parameter>.<moment>`` for each parameter; moments only after a first step. In fp16
-            also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. Empty on
-            other ranks.
+            also :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that determine its changes. With
+            ``train.reduction: exact`` also :data:`LARGEST`, float64, one for each name. Empty on other ranks.
         """
 
     @abstractmethod

@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 
 from radioplat.common import collectives
+from radioplat.common.exact_sums import rounded
 
 LOSS = "loss"
+_EXACT = -30  # exponent of the unit of losses that are added exactly
 Name = tuple[str, str]  # a kind of numbers, and a name of that kind
 
 
@@ -21,13 +23,16 @@ class StepSums:
     order. A rank with a name that is not in the table says so in the vector: then all ranks exchange their names once
     and send the vector again.
 
+    Args:
+        exact: round losses to multiples of 2**-30, so that sums up to 2**23 do not depend on the order.
+
     Attributes:
         totals: after :meth:`finish`, by kind the sums over all ranks by name; without names that no rank has added to.
         not_finite: after :meth:`finish`, names of the losses that were not finite in any forward of any rank, sorted.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, exact: bool = False) -> None:
+        self._device, self._exact = device, exact
         self._table: list[Name] = []
         self._indices: dict[tuple[Name, ...], torch.Tensor] = {}
         self._on_gpu = device.type == "cuda"
@@ -61,7 +66,8 @@ class StepSums:
         self._flags_of.setdefault(micro_batch, []).append((names, flags))
         _add(self._flags, names, flags)
         if micro_batch >= 0:
-            _add(self._losses, names, values.double() * share)
+            shares = values.double() * share
+            _add(self._losses, names, rounded(shares, _EXACT) if self._exact else shares)
 
     def start(self) -> None:
         """Begin to add up the ranks' numbers; nothing may be added afterwards."""
