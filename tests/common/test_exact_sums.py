@@ -44,7 +44,7 @@ def test_many_additions_are_carried():
     total = ExactSum(torch.zeros(2))
     for _ in range(10_000):
         total.add(torch.tensor([0.1, -(2.0**30) - 2.0**-40], dtype=torch.float64))
-    exact = 10_000 * (-Fraction(2) ** 30 - Fraction(1, 2**40))
+    exact = 10_000 * (-(Fraction(2) ** 30) - Fraction(1, 2**40))
     assert float(total.total()[0]) == pytest.approx(1000, abs=1e-12)
     assert Fraction(float(total.total()[1])) == pytest.approx(exact, rel=2**-52)
     assert (total.state()[1:] >= 0).all()

@@ -1,4 +1,4 @@
-"""Whether a run's sums are exact, and the threads in which its workers compute."""
+"""Whether a run's sums are exact."""
 
 from __future__ import annotations
 
@@ -6,10 +6,5 @@ from radioplat.spec.schema.train import Reduction, TrainConfig
 
 
 def is_exact(train: TrainConfig) -> bool:
-    """Return whether sums over micro-batches do not depend on the number of workers."""
+    """Return whether sums over micro-batches do not depend on how workers share them."""
     return train.reduction is Reduction.exact
-
-
-def fixed_threads(train: TrainConfig) -> int | None:
-    """Return the number of threads in which a worker computes on a CPU; None: as many as the machine leaves it."""
-    return train.threads or (1 if is_exact(train) else None)

@@ -206,10 +206,11 @@ class TrainConfig:
     resize_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
     # (+) ddp: for a student whose weights and optimizer states fit each worker
     engine: EngineName = EngineName.deepspeed
-    # (+) how gradients, losses and statistics are added up over micro-batches and workers
-    reduction: Reduction = Reduction.fast
-    # (+) threads in which each worker computes on a CPU; unset: its share of the machine's cores, or 1 with
-    # reduction exact, since sums inside a micro-batch depend on their number
+    # (+) how gradients, losses and statistics are added up over micro-batches and workers. Unset: fast, unless the run
+    # began with exact
+    reduction: Reduction | None = None
+    # (+) threads in which each worker and each teacher computes on a CPU. Unset: a share of the machine's cores; with
+    # reduction exact 1, since sums inside a micro-batch depend on it, unless the run began with more
     threads: int | None = number(None, at_least=1, at_most=1024)
     zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
