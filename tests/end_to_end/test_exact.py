@@ -88,7 +88,7 @@ def trained(make_spec, weights, tmp_path_factory):
         for i, world in enumerate(worlds):
             stop = PAUSE * (i + 1) if i + 1 < len(worlds) else 0
             (folder / "run.pkl").write_bytes(pickle.dumps((run, stop)))
-            run_ranks(work, folder / "run.pkl", world=world, WANDB_MODE="disabled")
+            run_ranks(work, folder / "run.pkl", world=world, seconds=600, WANDB_MODE="disabled")
         last = max(run.folder.glob("model_epoch_*"))
         files = [last / "student.safetensors", last / "ema.safetensors"]
         return " ".join(hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files)

@@ -30,7 +30,7 @@ class EngineName(str, Enum):
 
 
 class Reduction(str, Enum):
-    """How the numbers of micro-batches are added up."""
+    """Order of the additions over micro-batches and workers."""
 
     fast = "fast"  # in the order in which they come: rounding depends on the number of workers
     exact = "exact"  # so that weights are the same, bit for bit, at any number of workers

@@ -24,6 +24,7 @@ from radioplat.training.engine.loss_statistics import LossStatistics
 from radioplat.training.guards.bad_samples import BadSamples
 from radioplat.training.guards.loss_spikes import SpikeGuard
 from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.guards.same_hardware import SameHardware
 from radioplat.training.hooks.own_hook import HookContext, OwnHook
 from radioplat.training.hooks.step_hook import StepHook, StepHooks
 from radioplat.training.hooks.step_record import StepRecord
@@ -81,7 +82,9 @@ class RunHooks(StepHooks):
         self.reporter = Reporter(run, context.rank, start)
         self._objective, self._decay = objective, spec.train.ema_decay if spec.train.enable_ema else None
         self._losses = LossStatistics(objective, exact)
-        followers = [SpectralVectors(objective), self.batchnorm, self._losses, self.targets]
+        followers: list[StepHook] = [SpectralVectors(objective), self.batchnorm, self._losses, self.targets]
+        if exact:
+            followers.append(SameHardware(device, self.reporter.warn))
         super().__init__(
             [self.ledger, self.non_finite, self.spikes, *followers, self.bad_samples, *outer, *own, self.reporter]
         )
