@@ -21,14 +21,19 @@ def torch_callers(most: int) -> int:
 
 
 @contextlib.contextmanager
-def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
+def limit_torch_threads(decoders: int, callers: int = 1, fixed: int | None = None) -> Iterator[None]:
     """During the block, reserve ``decoders`` cores for decoding and divide the others among ``callers`` of torch.
 
     With more threads than cores, OpenMP threads spin while they wait for one that is not running: an evaluation on two
     cores took nine times as long. Without effect if ``OMP_NUM_THREADS`` is set.
+
+    Args:
+        fixed: threads that torch gets whatever the cores and the environment.
     """
     before = torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
+    if fixed is not None:
+        torch.set_num_threads(fixed)
+    elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, min(before, (_cores() - decoders) // callers)))
     try:
         yield
@@ -36,7 +41,7 @@ def limit_torch_threads(decoders: int, callers: int = 1) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def share_cores(num_cpus: float, workers: int) -> None:
+def share_cores(num_cpus: float, workers: int, fixed: int | None = None) -> None:
     """Limit torch to this worker's share of all cores if it requested less than one CPU from Ray.
 
     A fraction of a CPU means that teachers run on the same cores; they have :func:`lower_thread_priority`.
@@ -44,8 +49,11 @@ def share_cores(num_cpus: float, workers: int) -> None:
     Args:
         num_cpus: CPUs that the worker requested.
         workers: training workers on this node.
+        fixed: threads that torch gets instead.
     """
-    if num_cpus < 1:
+    if fixed is not None:
+        torch.set_num_threads(fixed)
+    elif num_cpus < 1:
         torch.set_num_threads(max(1, _cores() // workers))
 
 

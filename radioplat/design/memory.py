@@ -12,7 +12,8 @@ activations, the one or two buckets in which stages 1 and 2 send gradients durin
 A validation adds :func:`validation_bytes` between two steps, when no activations of training exist.
 
 The engine ``ddp`` (:mod:`radioplat.training.engine.ddp_engine`) shards nothing. In 16 bits it has the same tensors as
-stage 1 with one worker, in fp32 those of stage 0.
+stage 1 with one worker, in fp32 those of stage 0. ``train.reduction: exact`` adds up in float64 sums of their own, and
+while it adds needs as much again for at most :data:`BUCKET` parameters, which is not included.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from radioplat.data.views.render import ViewSpec
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
@@ -122,6 +124,8 @@ def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
         gradients = 4 / world
     else:
         gradients = 4 + (number if stage else 0)  # those of a micro-batch and their sum
+    if is_exact(train):
+        gradients += 8  # float64 sums
     return ParameterBytes(
         weights=number / (world if stage == 3 else 1),
         gradients=gradients,

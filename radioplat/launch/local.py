@@ -56,7 +56,8 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
         reader = open_reader(*run.reader_arguments)
         return load_micro_batches(reader, wanted, threads=threads, prefetch=prefetch_depth(run.spec))
 
-    with limit_torch_threads(0 if _is_heavy(run) else threads), through_cache(run, clients, rank=0) as cached:
+    torch_threads = limit_torch_threads(0 if _is_heavy(run) else threads, fixed=run.spec.train.threads)
+    with torch_threads, through_cache(run, clients, rank=0) as cached:
         _run_and_restart(run, RankContext(0, 1, device), cached, batches, say)
 
 

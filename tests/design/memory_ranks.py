@@ -12,7 +12,7 @@ from torch import nn
 
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import EngineName, OptimConfig, OptimizerName, Precision, TrainConfig
+from radioplat.spec.schema.train import EngineName, OptimConfig, OptimizerName, Precision, Reduction, TrainConfig
 from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
 from radioplat.training.engine.registry import build_engine
@@ -20,7 +20,7 @@ from radioplat.training.engine.registry import build_engine
 # Matrices of more than 100,000 numbers, which stage 3 cuts up, and so many that the cut between two goes through none.
 WIDTH, LAYERS = 512, 4
 PARAMETERS = LAYERS * WIDTH * WIDTH
-DDP = -1  # instead of a stage
+DDP, EXACT = -1, -2  # instead of a stage: ddp, and ddp with exact sums
 CASES = [
     *(("fp32", stage, "adamw", ema) for stage in range(4) for ema in (False, True)),
     *(("bf16", stage, "adamw", True) for stage in range(4)),
@@ -30,6 +30,8 @@ CASES = [
     ("fp32", DDP, "adamw", True),
     ("bf16", DDP, "adamw", True),
     ("bf16", DDP, "sgd", False),
+    ("fp32", EXACT, "adamw", False),
+    ("bf16", EXACT, "adamw", True),
 ]
 
 
@@ -48,7 +50,9 @@ class Layers(nn.Module):
 def config(precision: str, stage: int, optimizer: str, ema: bool) -> TrainConfig:
     """Section ``train`` of a case."""
     optim = OptimConfig(optim=OptimizerName(optimizer))
-    cut = {"engine": EngineName.ddp} if stage == DDP else {"zero_stage": stage}
+    cut = {"engine": EngineName.ddp} if stage < 0 else {"zero_stage": stage}
+    if stage == EXACT:
+        cut["reduction"] = Reduction.exact
     return TrainConfig(precision=Precision(precision), optim=optim, enable_ema=ema, **cut)
 
 

@@ -26,4 +26,4 @@ def fit_target_norm(
     sums = TargetSums(student, teachers, device, full)
     for batch, answers in fed:
         sums.add(batch, {name: unpack(answer()) for name, answer in answers.items()})
-    return sums.finish()
+    return {key: measured.moments() for key, measured in sums.finish().items()}

@@ -46,6 +46,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.start, feature_cache.feature_cache),
     (Level.plan, teaching.devices),
     (Level.plan, workload.arithmetic),
+    (Level.plan, workload.sums),
     (Level.plan, workload.gpus),
     (Level.plan, workload.operations),
     (Level.plan, workload.pace),

@@ -16,13 +16,16 @@ from radioplat.design.workload.precision import decide_precision
 from radioplat.design.workload.work import Work, work_of
 from radioplat.errors import Problem, RadioplatError
 from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.cluster import AUTO
 from radioplat.spec.schema.model import ModelTask
-from radioplat.spec.schema.train import TrainConfig
+from radioplat.spec.schema.train import Reduction, TrainConfig
 
 
 def precision(preflight: Preflight) -> None:
-    """Decide ``train.precision: auto`` and ``train.tf32`` for all workers; a run that has begun keeps its own."""
+    """Decide what all workers compute in and how they add up (``train.precision``, ``tf32``, ``reduction``,
+    ``threads``); a run that has begun keeps its own.
+    """
     spec = preflight.spec
     if preflight.level >= Level.start:
         with contextlib.suppress(RadioplatError):  # of the cluster: the step `placement` reports it
@@ -34,6 +37,8 @@ def precision(preflight: Preflight) -> None:
     train = preflight.spec.train
     if train.tf32 is None:
         train.tf32 = earlier.tf32 if earlier else True
+    train.reduction = train.reduction or (earlier.reduction if earlier else None) or Reduction.fast
+    train.threads = train.threads or (earlier.threads if earlier else None) or (1 if is_exact(train) else None)
     decision = decide_precision(spec, preflight.resources or Resources.this_machine(), earlier)
     if decision is not None:
         train.precision = decision.value

@@ -24,6 +24,7 @@ from radioplat.launch.preflight.advice import convolves
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import work_on_gpus
 from radioplat.spec.resolved.precision import precision_of, uses_tf32
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.teacher import ResolvedTeacher, student_view
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.distill import Source
@@ -66,6 +67,20 @@ def _slow_arithmetic(preflight: Preflight) -> Iterator[str]:
         yield "train.tf32 is not true: products that stay fp32, of losses and transforms, do not use the tensor cores"
     if spec.train.cudnn.deterministic and convolves(build_on_meta(models.architecture).backbone):
         yield "train.cudnn.deterministic is true: the student's convolutions do not get cuDNN's fastest algorithms"
+
+
+def sums(preflight: Preflight) -> None:
+    """Record the cost of ``train.reduction: exact``."""
+    train, models = preflight.spec.train, preflight.models
+    if not is_exact(train) or models is None:
+        return
+    more = terminal.size(8 * models.student_parameters)
+    fast = terminal.size(4 * models.student_parameters)
+    preflight.facts["sums"] = (
+        "exact: weights are the same, bit for bit, at any number of workers of the same hardware, "
+        f"{train.threads} thread(s) each on CPUs (train.threads); {more} more memory a worker, and workers exchange "
+        f"{more} in a step instead of {fast}, after its last backward pass"
+    )
 
 
 def gpus(preflight: Preflight) -> None:

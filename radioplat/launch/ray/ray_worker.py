@@ -36,7 +36,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
     timeout = collective_timeout(run.spec)
     process_group.join("nccl" if device.type == "cuda" else "gloo", timeout)
     if device.type == "cpu":
-        share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size())
+        share_cores(run.spec.cluster.cpus_per_worker, context.get_local_world_size(), run.spec.train.threads)
     rank_context = RankContext(context.get_world_rank(), context.get_world_size(), device, on_cluster=True)
     clients: dict[str, TeacherClient] = dict(pools)
     status = StatusLog(run.folder / "status.json")

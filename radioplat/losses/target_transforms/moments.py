@@ -1,11 +1,13 @@
-"""First and second moments of features, summed so that any split of the same data gives the same result."""
+"""First and second moments of features, and sums of them over micro-batches and ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from radioplat.common.exact_sums import ExactSum
 
 _BLOCK = 4096  # rows widened to float64 at a time
 
@@ -19,8 +21,6 @@ class Moments:
         total: sum of y, ``[D]``.
         outer: sum of y y^T, ``[D, D]``; or only its diagonal ``[D]``.
 
-    Features are bf16: their products have 16 bits of mantissa, so float64 sums of millions are exact, or nearly so, in
-    any order.
     """
 
     count: torch.Tensor
@@ -51,21 +51,6 @@ class Moments:
             else:
                 self.outer += wide.square().sum(0)
 
-    def merge(self, other: Moments) -> None:
-        """Add the sums of ``other``."""
-        for mine, theirs in zip(self.parts(), other.parts(), strict=True):
-            mine += theirs.to(mine.device)
-
-    def clear(self) -> None:
-        """Set all sums to zero."""
-        for part in self.parts():
-            part.zero_()
-
-    def reduced(self, total: Callable[[torch.Tensor], torch.Tensor]) -> Moments:
-        """Return the sum over ranks, on the CPU; ``total`` is a function that sums a tensor over ranks, in place or
-        not."""
-        return Moments(*(total(part.clone()).cpu() for part in self.parts()))
-
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return ``count``, ``total`` and ``outer``."""
         return self.count, self.total, self.outer
@@ -91,3 +76,49 @@ class Moments:
         matrix = self.outer / self.count.clamp(min=1) - torch.outer(mean, mean)
         factor = self.count / (self.count - 1).clamp(min=1) if sample else 1.0
         return factor * (matrix + matrix.T) / 2
+
+
+class MomentSums:
+    """Moments added up over micro-batches, ranks and steps, with the same result in any order, bit for bit."""
+
+    def __init__(self, width: int, full: bool, device: torch.device | str = "cpu") -> None:
+        """Create empty sums, for features of ``width`` dimensions; see :class:`Moments`."""
+        self._width, self._full, self._device = width, full, device
+        self._sums = [ExactSum(part) for part in Moments.empty(width, full, device).parts()]
+
+    def add(self, features: torch.Tensor, weight: torch.Tensor) -> None:
+        """Add the features of one micro-batch; see :meth:`Moments.add`."""
+        moments = Moments.empty(self._width, self._full, self._device)
+        moments.add(features, weight)
+        for mine, part in zip(self._sums, moments.parts(), strict=True):
+            mine.add(part)
+
+    def merge(self, other: MomentSums) -> None:
+        """Add the sums of ``other``; products of different dimensions only if they are summed here."""
+        for mine, theirs in zip(self._sums, other._sums, strict=True):
+            mine.merge(theirs)
+
+    def clear(self) -> None:
+        """Set all sums to zero."""
+        for mine in self._sums:
+            mine.clear()
+
+    def over_ranks(self, total: Callable[[torch.Tensor], torch.Tensor]) -> MomentSums:
+        """Return the sums over all ranks, on the CPU; ``total`` sums a tensor over ranks, in place or not."""
+        result = MomentSums(self._width, self._full)
+        for mine, theirs in zip(result._sums, self._sums, strict=True):
+            mine.merge(theirs.over_ranks(total))
+        return result
+
+    def moments(self) -> Moments:
+        """Return the sums, rounded to float64."""
+        return Moments(*(mine.total() for mine in self._sums))
+
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """Return all parts of the sums of ``count``, ``total`` and ``outer``, float64 on the CPU."""
+        return tuple(mine.state() for mine in self._sums)
+
+    def load(self, state: Sequence[torch.Tensor]) -> None:
+        """Set the sums to ``state``, from :meth:`state` or :meth:`Moments.parts`."""
+        for mine, part in zip(self._sums, state, strict=True):
+            mine.load(part)

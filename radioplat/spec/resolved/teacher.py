@@ -62,6 +62,7 @@ class ResolvedTeacher:
         ensemble: weight files whose mean features are the target, ``weights`` being the first; empty for one file.
         detects: the student is a detector.
         member: index in an ensemble of this teacher, which then has a single weight file; None for a whole teacher.
+        threads: in which its replicas compute on a CPU; None: as many as Ray gives them.
     """
 
     name: str
@@ -95,6 +96,7 @@ class ResolvedTeacher:
     ensemble: tuple[str, ...] = ()
     detects: bool = False
     member: int | None = None
+    threads: int | None = None
 
     @property
     def inside(self) -> bool:
@@ -250,6 +252,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         source=teacher.source,
         ensemble=tuple(teacher.ensemble),
         detects=detects,
+        threads=spec.train.threads,
     )
 
 

@@ -29,6 +29,13 @@ class EngineName(str, Enum):
     ddp = "ddp"  # every worker has all weights and optimizer states; fp32 and bf16
 
 
+class Reduction(str, Enum):
+    """Order of the additions over micro-batches and workers."""
+
+    fast = "fast"  # in the order in which they come: rounding depends on the number of workers
+    exact = "exact"  # so that weights are the same, bit for bit, at any number of workers
+
+
 class Policy(str, Enum):
     """Learning-rate schedule after the warm-up."""
 
@@ -199,6 +206,12 @@ class TrainConfig:
     resize_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
     # (+) ddp: for a student whose weights and optimizer states fit each worker
     engine: EngineName = EngineName.deepspeed
+    # (+) how gradients, losses and statistics are added up over micro-batches and workers. Unset: fast, unless the run
+    # began with exact
+    reduction: Reduction | None = None
+    # (+) threads in which each worker and each teacher computes on a CPU. Unset: a share of the machine's cores; with
+    # reduction exact 1, since sums inside a micro-batch depend on it, unless the run began with more
+    threads: int | None = number(None, at_least=1, at_most=1024)
     zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
     grad_checkpointing: bool = False

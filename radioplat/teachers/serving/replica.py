@@ -94,6 +94,10 @@ class Replica:
                 from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
                 teacher, device = self._arguments
+                if teacher.threads is not None and device == "cpu":
+                    import torch
+
+                    torch.set_num_threads(teacher.threads)
                 print(f"{datetime.now():%Y-%m-%d %H:%M:%S} teacher {teacher.name} loads on {device}", flush=True)
                 self._runner = TeacherRunner(teacher, device)
                 self._gives_way = device == "cpu" and teacher.service.num_cpus < 1

@@ -171,7 +171,7 @@ class Persistence:
                 tensors[key] = self._frozen[key] if key in self._frozen else value.detach().cpu().clone()
         rest = {k: v.detach().cpu().clone() for k, v in peer_buffers(self._objective).items()}
         rest |= {k: v for k, v in exact.items() if k.startswith(PREFIX)}
-        rest |= {**self._engine.loss_scale(), **states.get(TARGET_NORM, {})}
+        rest |= {**self._engine.scales(), **states.get(TARGET_NORM, {})}
         state, files = copy.deepcopy(self.state), files_of(states)
 
         def gathered() -> Snapshot:

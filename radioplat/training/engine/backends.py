@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from radioplat.spec.resolved.precision import uses_tf32
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.train import TrainConfig
 
 
@@ -16,7 +19,11 @@ def set_backends(train: TrainConfig, device: torch.device) -> None:
     left alone: convolutions as TF32, other products in fp32.
     """
     torch.backends.cudnn.benchmark = train.cudnn.benchmark
-    torch.backends.cudnn.deterministic = train.cudnn.deterministic
+    torch.backends.cudnn.deterministic = train.cudnn.deterministic or is_exact(train)
+    if device.type == "cuda" and is_exact(train):
+        # Kernels without a deterministic variant are named in a warning, and run.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     if device.type == "cuda" and train.tf32 is not None:
         torch.set_float32_matmul_precision("high" if uses_tf32(train) else "highest")
         torch.backends.cudnn.allow_tf32 = uses_tf32(train)

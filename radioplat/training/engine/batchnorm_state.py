@@ -8,10 +8,11 @@ sums them up and restores the previous values.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from radioplat.common import collectives
+from radioplat.common.exact_sums import ExactSum
 from radioplat.data.batch import Batch
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
@@ -25,13 +26,16 @@ class BatchNormStatistics(StepHook):
     The values are kept here in fp32, regardless of the dtype of the buffers. A checkpoint restores them with the
     student's other buffers, see :meth:`sync`.
 
+    Args:
+        exact: add so that the result does not depend on how ranks share the micro-batches.
+
     Attributes:
         counting: True if the current micro-batch contributes; padding does not.
     """
 
     name = "batchnorm"
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, exact: bool = False) -> None:
         layers = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
         self._names, self._layers = list(layers), list(layers.values())
         self._momentum = [m.momentum for m in self._layers]
@@ -40,6 +44,7 @@ class BatchNormStatistics(StepHook):
         self._sums: list[torch.Tensor] = []  # of this step, on the layers' device from the first forward on
         # How often each layer ran: recomputation in backward runs some twice, and a branch may not run at all.
         self._runs = [0] * len(self._layers)
+        self._exact = ExactSum(torch.cat([each.flatten() for each in self._zeros()])) if exact and layers else None
         self.counting = True
         for i, layer in enumerate(self._layers):
             layer.momentum = 1.0
@@ -92,6 +97,16 @@ class BatchNormStatistics(StepHook):
         """Exclude padding from the statistics."""
         self.counting = batch.micro_batch >= 0
 
+    def pause(self, paused: bool) -> None:
+        """Let forwards contribute nothing, or again contribute."""
+        self.counting = not paused
+
+    def end_micro_batch(self, step: int, batch: Batch) -> None:
+        """Add the statistics of this micro-batch exactly."""
+        if self._exact is not None and self._sums:
+            self._exact.add(torch.cat([each.flatten() for each in self._sums]))
+            self._sums = []
+
     def end_step(self, record: StepRecord) -> None:
         """Update the statistics, or discard this step's sums if it was skipped; see :meth:`step`."""
         self.step(commit=not record.skipped)
@@ -105,9 +120,14 @@ class BatchNormStatistics(StepHook):
             return
         sums = self._sums or self._zeros()
         runs = torch.tensor(self._runs, dtype=torch.float64).to(sums[0].device, non_blocking=True)
-        packed = torch.cat([*(each.flatten() for each in sums), runs])
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(packed)
+        added = torch.cat([each.flatten() for each in sums])
+        if self._exact is not None:
+            self._exact.add(added)  # of a micro-batch that a skipped step did not end
+            added = self._exact.total(collectives.total)
+            self._exact.clear()
+            packed = torch.cat([added, collectives.total(runs)])
+        else:
+            packed = collectives.total(torch.cat([added, runs]))
         *sums, runs = packed.split([each.numel() for each in sums] + [len(self._runs)])
         for i in range(len(self._layers)):
             if commit:

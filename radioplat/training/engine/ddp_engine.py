@@ -19,11 +19,13 @@ from torch import nn
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer, create_state
 from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.zero import BUCKET
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.training.engine.batchnorm_state import round_statistics
-from radioplat.training.engine.engine import WEIGHTS, Engine
+from radioplat.training.engine.engine import LARGEST, WEIGHTS, Engine
+from radioplat.training.engine.exact_gradients import ExactGradients, GradientPart
 from radioplat.training.engine.gradient_sums import GradientPiece, GradientSums
 from radioplat.training.engine.whole_layout import Piece
 from radioplat.training.engine.whole_tensors import State, Values
@@ -70,13 +72,26 @@ class _Flat:
 
     def pieces(self, numbers: dict[nn.Parameter, int]) -> Iterator[GradientPiece]:
         """Yield pieces of about :data:`BUCKET` elements, cut between parameters."""
+        for part, begin, following in self._cuts():
+            members = self.parameters[begin:following]
+            current = None if self.current is None else self.current[part]
+            yield GradientPiece(self.total[part], current, frozenset(numbers[p] for p in members))
+
+    def exact_parts(self) -> Iterator[GradientPart]:
+        """Yield the same pieces for exact sums; their tensors are the parameters in order."""
+        gradients = self.total if self.current is None else self.current
+        for part, begin, following in self._cuts():
+            members = zip(self.starts[begin:following], self.parameters[begin:following], strict=True)
+            places = [(start - part.start, parameter.numel()) for start, parameter in members]
+            yield GradientPart(gradients[part], self.total[part], places)
+
+    def _cuts(self) -> Iterator[tuple[slice, int, int]]:
+        """Yield the elements of each piece, its first parameter and the one behind its last."""
         begin, end = 0, self.weights.numel()
         for following, stop in enumerate([*self.starts[1:], end], 1):
             start = self.starts[begin]
             if stop - start >= BUCKET or stop == end:
-                part, members = slice(start, stop), self.parameters[begin:following]
-                current = None if self.current is None else self.current[part]
-                yield GradientPiece(self.total[part], current, frozenset(numbers[p] for p in members))
+                yield slice(start, stop), begin, following
                 begin = following
 
 
@@ -113,8 +128,15 @@ class DdpEngine(Engine):
         pieces = [piece for flat in self._flats for piece in flat.pieces(numbers)]
         last = {number: order[parameter] for parameter, number in numbers.items()}
         pieces.sort(key=lambda piece: max(last[number] for number in piece.members))  # by when they are complete
-        self._sums, self._pieces = GradientSums(list(self._places), pieces), pieces
-        self._last = self._applied = False
+        self._pieces = pieces
+        self._sums: GradientSums | None = None
+        self._exact: ExactGradients | None = None
+        if is_exact(spec.train):
+            parts = [part for flat in self._flats for part in flat.exact_parts()]
+            self._exact = ExactGradients(parts, spec.global_batch_size // spec.dataset.batch_size)
+        else:
+            self._sums = GradientSums(list(self._places), pieces)
+        self._last = self._applied = self._repeats = False
 
     def _take_over(self, whole: bool) -> list[torch.Tensor]:
         """Let the optimizer update the flat tensors, or views of ``whole`` parameters, and return them."""
@@ -141,18 +163,24 @@ class DdpEngine(Engine):
         return self._module(*inputs)
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """Add gradients; with ``last``, ranks exchange the sums while the backward pass runs."""
+        """Add gradients; with ``last``, ranks exchange the sums while the backward pass runs, unless they are exact."""
         self._last = last
-        self._sums.backward(loss / self._micro_batches, last)
+        if self._exact is not None:
+            loss.backward()
+            self._exact.add()
+        if self._sums is not None:
+            self._sums.backward(loss / self._micro_batches, last)
 
     @torch.no_grad()
     def step(self) -> None:
         """Clip the gradients and update the weights after the last micro-batch, if all gradients are finite."""
-        self._applied = False
+        self._applied = self._repeats = False
         if not self._last:
             return
-        self._sums.wait()
-        world = dist.get_world_size()
+        if not self._finish_sums():
+            self._repeats = True
+            return
+        world = 1 if self._exact is not None else dist.get_world_size()
         norms = torch.stack([torch.linalg.vector_norm(piece.total) for piece in self._pieces])
         norm = float(torch.linalg.vector_norm(norms)) / world
         if norm < float("inf"):
@@ -164,8 +192,18 @@ class DdpEngine(Engine):
             self._optimizer.step()
             self._round()
             self._applied = True
-        self._sums.clear()
+        self.discard_gradients()
         self._last = False
+
+    def _finish_sums(self) -> bool:
+        """Wait for the sums over all ranks; return False if they are not exact, but were to be."""
+        if self._sums is not None:
+            self._sums.wait()
+        return self._exact is None or self._exact.finish()
+
+    def must_repeat(self) -> bool:
+        """Return True if the gradients' quanta did not fit the last step."""
+        return self._repeats
 
     def _round(self) -> None:
         if self._low:
@@ -178,7 +216,9 @@ class DdpEngine(Engine):
 
     def discard_gradients(self) -> None:
         """Set the gradients of this step to zero."""
-        self._sums.clear()
+        for sums in (self._sums, self._exact):
+            if sums is not None:
+                sums.clear()
 
     def values(self, moments: tuple[str, ...]) -> dict[str, Values]:
         """Return the fp32 weights and the moments."""
@@ -189,9 +229,9 @@ class DdpEngine(Engine):
                 values[moment] = present
         return values
 
-    def loss_scale(self) -> State:
-        """Return {}: there is no fp16."""
-        return {}
+    def scales(self) -> State:
+        """Return the magnitudes of gradients, if sums are exact; there is no fp16."""
+        return {} if self._exact is None else {LARGEST: self._exact.largest.clone()}
 
     def pieces(self, names: dict[str, nn.Parameter]) -> dict[str, Piece | None]:
         """Return the places of whole parameters, the same on every rank."""
@@ -208,6 +248,8 @@ class DdpEngine(Engine):
         """Load whole weights and moments."""
         self.scatter_values(names, self._masters, state)
         self._round()
+        if self._exact is not None and LARGEST in state and len(state[LARGEST]) == len(self._exact.largest):
+            self._exact.largest = state[LARGEST].double()
         if not steps:
             return
         for master in self._masters:
@@ -244,7 +286,9 @@ class DdpEngine(Engine):
         """Free gradients and optimizer states; the module keeps its weights."""
         for parameter in self._places:
             parameter.grad = None
-        self._sums.close()
+        if self._sums is not None:
+            self._sums.close()
+        self._exact = None
         for master in self._masters:
             master.grad = None
         self._optimizer.state.clear()

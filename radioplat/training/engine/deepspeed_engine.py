@@ -83,7 +83,7 @@ class DeepSpeedEngine(Engine):
         """Return what this rank's optimizer updates."""
         return deepspeed_compat.values(self.inner, moments)
 
-    def loss_scale(self) -> State:
+    def scales(self) -> State:
         """Return the state of a dynamic loss scaler."""
         return deepspeed_compat.loss_scale(self.inner)
 

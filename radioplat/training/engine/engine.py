@@ -14,7 +14,9 @@ from radioplat.training.engine.whole_layout import Piece
 from radioplat.training.engine.whole_tensors import State, Values, WholeTensors
 
 WEIGHTS = "weights"  # the kind of values that the optimizer updates, beside its moments
-LOSS_SCALE = "loss_scale"  # key in a checkpoint; parameter names cannot equal it, because they all contain dots
+# Keys in a checkpoint; parameter names cannot equal them, because they all contain dots.
+LOSS_SCALE = "loss_scale"
+LARGEST = "largest_gradients"
 
 
 class Engine(ABC):
@@ -37,7 +39,10 @@ class Engine(ABC):
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """Add the gradients of ``loss`` divided by the number of micro-batches of a step.
+        """Add the gradients of ``loss`` divided by the number of micro-batches of a step on this rank.
+
+        With ``train.reduction: exact``, they are divided by the number of micro-batches of all ranks, and not averaged
+        over ranks but added: then no number depends on how many ranks there are.
 
         Args:
             loss: scalar.
@@ -51,6 +56,13 @@ class Engine(ABC):
     @abstractmethod
     def was_step_applied(self) -> bool:
         """Return whether the last :meth:`step` changed the weights; False if gradients were not finite."""
+
+    def must_repeat(self) -> bool:
+        """Return whether the last :meth:`step` had no effect and its backward passes have to be computed once more.
+
+        That happens with ``train.reduction: exact``, where the magnitude of gradients changed much.
+        """
+        return False
 
     @abstractmethod
     def discard_gradients(self) -> None:
@@ -75,8 +87,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def loss_scale(self) -> State:
-        """Return :data:`LOSS_SCALE` in fp16, else {}: float64 ``[4]``, the scale and the counters that change it."""
+    def scales(self) -> State:
+        """Return what gradients are scaled by, on the CPU; {} if by nothing.
+
+        In fp16 :data:`LOSS_SCALE`, float64 ``[4]``: the scale and the counters that change it. With ``train.reduction:
+        exact`` :data:`LARGEST`, float64 ``[parameters]``: the largest gradients that quanta are made for.
+        """
 
     @abstractmethod
     def pieces(self, names: dict[str, nn.Parameter]) -> dict[str, Piece | None]:
@@ -99,11 +115,11 @@ class Engine(ABC):
 
         Returns:
             ``<parameter>`` and ``<parameter>.<moment>`` for each parameter; moments only after a first step. In fp16
-            also :data:`LOSS_SCALE`. Empty on other ranks.
+            also :data:`LOSS_SCALE`, with exact sums :data:`LARGEST`. Empty on other ranks.
         """
         whole = self.whole_tensors(names)
         whole.copy(self.values(moments))
-        return stored(whole.gather()) | (self.loss_scale() if is_first() else {})
+        return stored(whole.gather()) | (self.scales() if is_first() else {})
 
     @abstractmethod
     def load_full_state(

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 from radioplat.common import collectives
+from radioplat.common.exact_sums import rounded
 
 LOSS = "loss"
+_EXACT = -30  # exponent of the unit of losses that are added exactly
 Name = tuple[str, str]  # a kind of numbers, and a name of that kind
 
 
@@ -30,13 +32,16 @@ class StepSums:
     far, in the same order; the numbers travel as one float64 vector in that order. A rank with a name that is not in
     the table says so in the vector: then all ranks exchange their names once and send the vector again.
 
+    Args:
+        exact: round losses to multiples of 2**-30, so that sums up to 2**23 do not depend on the order.
+
     Attributes:
         totals: after :meth:`finish`, by kind the sums over all ranks by name; without names that no rank has added to.
         not_finite: after :meth:`finish`, names of the losses that were not finite in any forward of any rank, sorted.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, exact: bool = False) -> None:
+        self._device, self._exact = device, exact
         self._table: list[Name] = []
         self._indices: dict[tuple[tuple[Name, ...], int], torch.Tensor] = {}
         self._on_gpu = device.type == "cuda"
@@ -118,7 +123,7 @@ class StepSums:
         self._vector = host.to(self._device, non_blocking=True)
         for names, added in self._added.items():
             if known.issuperset(names):  # else the vector is sent again
-                self._vector.index_add_(0, self._index(names), _totals(added))
+                self._vector.index_add_(0, self._index(names), _totals(added, self._exact))
         self._work: dist.Work | None = None
         if self._side is None:
             self._reduce()
@@ -156,7 +161,7 @@ class StepSums:
         return self._indices[names, size]
 
 
-def _totals(added: list[_Losses]) -> torch.Tensor:
+def _totals(added: list[_Losses], exact: bool) -> torch.Tensor:
     """Return the sums of losses ``[L]`` over micro-batches, and how often each was not finite: float64 ``[2 L]``."""
     values = torch.stack([each.values for each in added]).double()
     flags = (~torch.isfinite(values)).double().sum(0)
@@ -165,5 +170,7 @@ def _totals(added: list[_Losses]) -> torch.Tensor:
         # Not a product with 0 for padding, whose losses may be infinite.
         real = [values[i] if share == 1 else values[i] * share for i, share in enumerate(shares) if share]
         values = torch.stack(real) if real else torch.zeros_like(values)
+    if exact:
+        values = rounded(values, _EXACT)
     # Not `sum`, whose order differs: numbers are those that Python would add up, one micro-batch after the other.
     return torch.cat([values.cumsum(0)[-1], flags])

@@ -17,6 +17,7 @@ from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.objective import Objective, StepContext
 from radioplat.objectives.pieces import in_pieces
 from radioplat.optim.optimizer import set_rates
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.training.engine.cpu_bf16 import arithmetic
 from radioplat.training.engine.engine import Engine
 from radioplat.training.feed.arrival import Arrival
@@ -52,6 +53,7 @@ class OptimizerStep:
         self._run, self._context, self._schedule = run, context, run.micro_batch_schedule(context.world_size)
         self._objective, self._engine, self._hooks, self._batches = objective, engine, hooks, batches
         self._phases, self._halvings, self._attempt = phases, halvings, attempt
+        self._exact = is_exact(run.spec.train)
         self._sums = hooks.step_sums
         self._shared = False  # whether the step's numbers were given to the other ranks
         self._ended: float | None = None  # when the step before ended
@@ -80,14 +82,19 @@ class OptimizerStep:
             arrived = iter(list(arrived))
             with self._phases(COLLECTIVE):
                 self._hooks.targets_arrived(step)
+        kept: list[tuple[Batch, MicroBatch]] = []  # for the case that the step has to be computed again
         for place, (batch, micro) in enumerate(arrived):
             self._hooks.begin_micro_batch(step, batch)
+            if self._exact:
+                kept.append((batch, micro))
             # After a decision to skip the step, its remaining micro-batches are still read from the stream.
             if not record.skipped:
-                self._seed_draws(step, place * self._context.world_size + self._context.rank)
+                self._seed_draws(step, place)
                 self._learn(batch, micro, record, last=place == len(expected) - 1)
             if batch.micro_batch >= 0:
                 self._hooks.end_micro_batch(step, batch)
+        while not record.skipped and self._engine.must_repeat():
+            self._repeat(step, kept)
         if record.skipped:
             if not self._shared:
                 self._share(record)
@@ -150,9 +157,7 @@ class OptimizerStep:
 
         The ranks' numbers are added up while the last backward runs.
         """
-        run, engine, step = self._run, self._engine, record.step
-        real = batch.micro_batch >= 0
-        scale = self._context.world_size * self._schedule.per_rank / run.micro_batches if real else 0.0
+        run, engine, step, scale = self._run, self._engine, record.step, self._scale(batch)
         with out_of_memory.watched(run.folder, run.spec, self._halvings, self._attempt, step):
             pieces = in_pieces(micro, 2**self._halvings)
             for number, (share, piece) in enumerate(pieces):
@@ -175,12 +180,37 @@ class OptimizerStep:
                         return
                 engine.step()
 
+    def _scale(self, batch: Batch) -> float:
+        """Return the factor of the micro-batch's loss for :meth:`Engine.backward`: the step's loss is a mean."""
+        if batch.micro_batch < 0:
+            return 0.0
+        return 1.0 if self._exact else self._context.world_size * self._schedule.per_rank / self._run.micro_batches
+
+    def _repeat(self, step: int, micro_batches: Sequence[tuple[Batch, MicroBatch]]) -> None:
+        """Compute the gradients of ``step`` and the update once more; hooks know its micro-batches already."""
+        with self._hooks.statistics_kept():
+            for place, (batch, micro) in enumerate(micro_batches):
+                self._phases.at(step, place)
+                self._seed_draws(step, place)
+                pieces = in_pieces(micro, 2**self._halvings)
+                for number, (share, piece) in enumerate(pieces):
+                    with arithmetic(self._run.spec, self._context.device):
+                        losses = self._engine(piece)
+                    last = place == len(micro_batches) - 1 and number == len(pieces) - 1
+                    self._engine.backward(losses["loss"] * (self._scale(batch) * share), last=last)
+                    self._engine.step()
+
     def _set_learning_rate(self, step: int) -> float:
         schedule = schedule_at(self._run.spec, step, self._run.total_steps)
         return set_rates(self._engine.param_groups, *schedule, self._run.steps_per_epoch)
 
-    def _seed_draws(self, step: int, micro_batch: int) -> None:
-        """Seed torch for one forward (CPE, DropPath) from seed, step and micro-batch, so that no RNG state is saved."""
+    def _seed_draws(self, step: int, place: int) -> None:
+        """Seed torch for one forward (CPE, DropPath) from seed, step and micro-batch, so that no RNG state is saved.
+
+        Args:
+            place: number of the micro-batch among those of this rank.
+        """
+        micro_batch = place * self._context.world_size + self._context.rank
         key = np.random.SeedSequence([self._run.spec.train.seed, step, micro_batch])
         seed = int(key.generate_state(1, np.uint64)[0] >> 1)
         # torch.manual_seed also seeds all other kinds of devices, and keeps each call in a list where there is none.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,6 +12,7 @@ from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.models.modifiers import spectral
 from radioplat.objectives.objective import Objective
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.training.accounting.ledger_rows import LedgerRows
 from radioplat.training.accounting.reporter import Reporter
 from radioplat.training.checkpoints.persistence import trainable
@@ -22,6 +24,7 @@ from radioplat.training.engine.loss_statistics import LossStatistics
 from radioplat.training.guards.bad_samples import BadSamples
 from radioplat.training.guards.loss_spikes import SpikeGuard
 from radioplat.training.guards.non_finite import NonFiniteGuard
+from radioplat.training.guards.same_hardware import SameHardware
 from radioplat.training.hooks.own_hook import HookContext, OwnHook
 from radioplat.training.hooks.step_hook import StepHook, StepHooks
 from radioplat.training.hooks.step_record import StepRecord
@@ -65,19 +68,23 @@ class RunHooks(StepHooks):
         outer: Sequence[StepHook],
     ) -> None:
         spec, device, start = run.spec, context.device, state.global_step
-        self.step_sums = StepSums(device)
+        exact = is_exact(spec.train)
+        self.step_sums = StepSums(device, exact)
         self.non_finite = NonFiniteGuard(spec.train, objective)
         hook_context = HookContext(spec, objective, context.rank, context.world_size, device, run.folder)
         own = [OwnHook(path, f"train.hooks[{i}]", hook_context) for i, path in enumerate(spec.train.hooks)]
         ledger = Ledger(run.folder / "ledger", context.rank, state.attempt)
         self.ledger = LedgerRows(ledger, context.rank, self.step_sums)
         self.spikes = SpikeGuard(spec.train.spike, device)
-        self.batchnorm = BatchNormStatistics(objective)
+        self.batchnorm = BatchNormStatistics(objective, exact)
         self.targets = RunningNorm(objective.student, run.teachers, spec.distill.target_norm, device, start)
         self.bad_samples = BadSamples(data.index, spec.dataset.max_bad_fraction)
         self.reporter = Reporter(run, context.rank, start)
         self._objective, self._decay = objective, spec.train.ema_decay if spec.train.enable_ema else None
-        followers = [SpectralVectors(objective), self.batchnorm, LossStatistics(objective), self.targets]
+        self._losses = LossStatistics(objective, exact)
+        followers: list[StepHook] = [SpectralVectors(objective), self.batchnorm, self._losses, self.targets]
+        if exact:
+            followers.append(SameHardware(device, self.reporter.warn))
         super().__init__(
             [self.ledger, self.non_finite, self.spikes, *followers, self.bad_samples, *outer, *own, self.reporter]
         )
@@ -90,6 +97,17 @@ class RunHooks(StepHooks):
         ema = Ema(engine, trainable(self._objective), self._statistics, self._decay)
         self.add_before(ema, self.bad_samples)
         return ema
+
+    @contextlib.contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """During the block, forwards change no statistics: their micro-batches are computed a second time."""
+        for hook in (self.batchnorm, self._losses):
+            hook.pause(True)
+        try:
+            yield
+        finally:
+            for hook in (self.batchnorm, self._losses):
+                hook.pause(False)
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         """Return BatchNorm statistics in fp32 by the student's names, on the device."""

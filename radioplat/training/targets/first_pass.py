@@ -9,7 +9,7 @@ import torch
 
 from radioplat.design.memory import micro_batch_bytes
 from radioplat.design.run import Run
-from radioplat.losses.target_transforms.moments import Moments
+from radioplat.losses.target_transforms.moments import MomentSums
 from radioplat.models.student.fold_target_norm import unfold_head
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.distill import TargetNormFit
@@ -42,7 +42,7 @@ class FirstPass:
         """
         self._run, self._device, self._meter = run, device, meter
         self._norm = norm = run.spec.distill.target_norm
-        self.moments: dict[Key, Moments] = {}
+        self.moments: dict[Key, MomentSums] = {}
         fits = run.head_fit_steps if start == 0 else 0
         before = norm.fit is TargetNormFit.before
         measures = bool(normed(run.teachers)) and start == 0 and (before or fits > 0)
@@ -88,7 +88,7 @@ class FirstPass:
                 heads.add(batch, features)
         moments = norms.finish()
         if self._norm.fit is TargetNormFit.before:
-            share_moments(path if moments else None, teachers, moments)
+            share_moments(path if moments else None, teachers, {key: sums.moments() for key, sums in moments.items()})
         else:
             self.moments = moments
         return heads.finish() if self._fits else []

@@ -26,7 +26,7 @@ from radioplat.models.heads import TeacherHead
 from radioplat.models.student.fold_target_norm import last_linear
 from radioplat.models.student.student import Student
 from radioplat.objectives.overlap import overlap_of
-from radioplat.training.targets.ridge import Fit, Sums, fit_ridge
+from radioplat.training.targets.ridge import Fit, RowSums, Sums, fit_ridge
 
 _HELD_OUT = 5  # every fifth image chooses the strength of the penalty
 
@@ -72,10 +72,10 @@ class HeadFit:
         self, student: Student, heads: Iterable[Key], view: str, views: Mapping[str, str], device: torch.device
     ) -> None:
         self._student, self._view, self._views, self._device = student, view, views, device
-        self._sums: dict[Key, tuple[Sums, Sums]] = {}  # fitted, held out
+        self._sums: dict[Key, tuple[RowSums, RowSums]] = {}  # fitted, held out
         for name, kind in heads:
             linear = last_linear(getattr(student.heads[name], kind))
-            parts = [Sums.empty(linear.in_features, linear.out_features, device) for _ in range(2)]
+            parts = [RowSums(linear.in_features, linear.out_features, device) for _ in range(2)]
             self._sums[name, kind] = parts[0], parts[1]
 
     def add(self, batch: Batch, answers: Mapping[str, Features]) -> None:
@@ -112,7 +112,7 @@ class HeadFit:
         """
         results = []
         for (name, kind), sums in self._sums.items():
-            fitted, held_out = (part.reduced(collectives.total) for part in sums)
+            fitted, held_out = (part.total(collectives.total) for part in sums)
             width, rows = len(fitted.x), int(fitted.count + held_out.count)
             solution = collectives.from_first(partial(_solved, fitted, held_out))
             if isinstance(solution, str):

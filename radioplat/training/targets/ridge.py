@@ -1,15 +1,18 @@
 """Ridge regression from sums over rows, with the strength of the penalty chosen on rows held out from the fit.
 
 Hoerl and Kennard, "Ridge Regression: Biased Estimation for Nonorthogonal Problems", Technometrics 1970. All sums are
-float64, so that any split of the same rows over ranks gives the same result up to the rounding of the last bits.
+float64, and :class:`RowSums` of micro-batches are the same, bit for bit, however ranks share these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+
+from radioplat.common.exact_sums import ExactSum
 
 # Candidates for the penalty, relative to the mean variance of the inputs: half decades.
 STRENGTHS = tuple(10.0 ** (exponent / 2) for exponent in range(-12, 9))
@@ -58,10 +61,6 @@ class Sums:
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(mine + theirs for mine, theirs in zip(self.parts(), other.parts(), strict=True)))
 
-    def reduced(self, total: Callable[[torch.Tensor], torch.Tensor]) -> Sums:
-        """Return the sums over all ranks, on the CPU; ``total`` sums a tensor over ranks."""
-        return Sums(*(total(part.clone()).cpu() for part in self.parts()))
-
     def finite(self) -> bool:
         """Return True if every sum is finite."""
         return all(bool(torch.isfinite(part).all()) for part in self.parts())
@@ -69,6 +68,26 @@ class Sums:
     def spread(self) -> torch.Tensor:
         """Return the sum of squared differences of y from its mean, a scalar."""
         return (self.yy - self.y.square() / self.count.clamp(min=1)).clamp(min=0).sum()
+
+
+class RowSums:
+    """Sums over the rows of micro-batches and ranks, with the same result in any order."""
+
+    def __init__(self, inputs: int, targets: int, device: torch.device | str = "cpu") -> None:
+        """Begin with zero; see :meth:`Sums.empty`."""
+        self._empty = partial(Sums.empty, inputs, targets, device)
+        self._sums = [ExactSum(part) for part in self._empty().parts()]
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add the rows of one micro-batch, ``[N, Dx]`` and ``[N, Dy]``."""
+        sums = self._empty()
+        sums.add(x, y)
+        for mine, part in zip(self._sums, sums.parts(), strict=True):
+            mine.add(part)
+
+    def total(self, over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> Sums:
+        """Return the sums over all ranks, on the CPU; ``over_ranks`` sums a tensor over ranks."""
+        return Sums(*(mine.total(over_ranks).cpu() for mine in self._sums))
 
 
 @dataclass(frozen=True)

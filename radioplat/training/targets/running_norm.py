@@ -11,7 +11,7 @@ import torch
 
 from radioplat.common import collectives
 from radioplat.data.batch import View
-from radioplat.losses.target_transforms.moments import Moments
+from radioplat.losses.target_transforms.moments import MomentSums
 from radioplat.models.features import Features
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.teacher import ResolvedTeacher
@@ -70,12 +70,11 @@ class RunningNorm(StepHook):
             return
         with collectives.mark_agreed():
             for key, moments in self._step.items():
-                arrived = moments.reduced(collectives.total)
+                arrived = moments.over_ranks(collectives.total)
                 moments.clear()
-                if all(bool(torch.isfinite(part).all()) for part in arrived.parts()):
+                if all(bool(torch.isfinite(part).all()) for part in arrived.moments().parts()):
                     self._known[key].merge(arrived)
-            due = step % self._config.refresh_steps == 0
-            self._bases = set_transforms(self._student, self._teachers, self._known, self._bases, means_only=not due)
+            self._set(means_only=step % self._config.refresh_steps != 0)
         self._frozen = step >= self._config.freeze_after
 
     def see(self, name: str, features: Features, weight: torch.Tensor, view: View | None = None) -> None:
@@ -107,10 +106,10 @@ class RunningNorm(StepHook):
         done = step + 1
         if done in (1, self._config.freeze_after) or done % self._config.refresh_steps == 0:
             self._put_together()
-            self._bases = set_transforms(self._student, self._teachers, self._known, self._bases)
+            self._set()
         self._frozen = done >= self._config.freeze_after
 
-    def begin_with(self, moments: dict[Key, Moments]) -> None:
+    def begin_with(self, moments: dict[Key, MomentSums]) -> None:
         """Add ``moments`` of all ranks, from which the current transforms were computed, to those of the run.
 
         Heads were fitted with these transforms: statistics of the first step alone would replace them by others.
@@ -123,7 +122,7 @@ class RunningNorm(StepHook):
         for (name, kind), moments in self._known.items():
             stem = f"{TARGET_NORM}.{name}.{kind}"
             if f"{stem}.count" in state:
-                moments.merge(Moments(*(state[f"{stem}.{part}"] for part in _PARTS)))
+                moments.load([state[f"{stem}.{part}"] for part in _PARTS])
             if f"{stem}.basis" in state:
                 self._bases[name, kind] = state[f"{stem}.basis"]
 
@@ -131,14 +130,19 @@ class RunningNorm(StepHook):
         """Return moments of all ranks and the transforms' bases; every rank must call this."""
         self._put_together()
         state = {
-            f"{TARGET_NORM}.{name}.{kind}.{part}": tensor.clone()
+            f"{TARGET_NORM}.{name}.{kind}.{part}": tensor
             for (name, kind), moments in self._known.items()
-            for part, tensor in zip(_PARTS, moments.parts(), strict=True)
+            for part, tensor in zip(_PARTS, moments.state(), strict=True)
         }
         bases = {f"{TARGET_NORM}.{n}.{kind}.basis": basis.clone() for (n, kind), basis in self._bases.items()}
         return state | bases
 
     def _put_together(self) -> None:
         for key, moments in self._since.items():
-            self._known[key].merge(moments.reduced(collectives.total))
+            self._known[key].merge(moments.over_ranks(collectives.total))
             moments.clear()
+
+    def _set(self, means_only: bool = False) -> None:
+        """Recompute the transforms, or their means alone."""
+        known = {key: moments.moments() for key, moments in self._known.items()}
+        self._bases = set_transforms(self._student, self._teachers, known, self._bases, means_only=means_only)

@@ -14,7 +14,7 @@ import torch
 from radioplat.common import collectives
 from radioplat.data.batch import Batch, View
 from radioplat.errors import TrainingError
-from radioplat.losses.target_transforms.moments import Moments
+from radioplat.losses.target_transforms.moments import Moments, MomentSums
 from radioplat.losses.target_transforms.phi_s import phi_s, tao_phi_s
 from radioplat.losses.target_transforms.transform import FORMS, Transform
 from radioplat.losses.target_transforms.whitening import channel_scales, global_scale, pca, zca
@@ -47,10 +47,10 @@ def normed(teachers: list[ResolvedTeacher]) -> dict[Key, TargetNormType]:
 
 def empty_moments(
     student: Student, teachers: list[ResolvedTeacher], device: torch.device, full: bool = False
-) -> dict[Key, Moments]:
+) -> dict[Key, MomentSums]:
     """Return zero moments for each transformed kind of features; ``full``: with products even if variances suffice."""
     return {
-        (name, kind): Moments.empty(
+        (name, kind): MomentSums(
             len(getattr(student.heads[name], f"{kind}_mean")), full or FORMS[norm] == MATRIX, device
         )
         for (name, kind), norm in normed(teachers).items()
@@ -60,7 +60,7 @@ def empty_moments(
 class TargetSums:
     """Measure every teacher's summary and map over micro-batches of all ranks, then set the transforms.
 
-    Sums are float64 and added over the ranks, so any split of the same batches gives the same result. A teacher is
+    Any split of the same micro-batches over ranks gives the same result. A teacher is
     measured on the views it got, at the grid that the losses compare; a map only where every pixel shows the image.
 
     Args:
@@ -83,15 +83,15 @@ class TargetSums:
                 values = getattr(answers[name], kind)
                 moments.add(values, counting(kind, values, weight, batch.views.get(self._views[name])))
 
-    def finish(self) -> dict[Key, Moments]:
+    def finish(self) -> dict[Key, MomentSums]:
         """Set the transforms, and return the moments over all ranks on the CPU; every rank must call it.
 
         Raises:
             TrainingError: a teacher's features of a sample with weight are not finite.
         """
-        moments = {key: moments.reduced(collectives.total) for key, moments in self._sums.items()}
-        set_transforms(self._student, self._teachers, moments)
-        return moments
+        sums = {key: mine.over_ranks(collectives.total) for key, mine in self._sums.items()}
+        set_transforms(self._student, self._teachers, {key: mine.moments() for key, mine in sums.items()})
+        return sums
 
 
 def counting(kind: str, values: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radioplat.losses.target_transforms.moments import Moments
+from radioplat.losses.target_transforms.moments import Moments, MomentSums
 
 
 def features(seed: int = 0) -> torch.Tensor:
@@ -24,13 +24,13 @@ def test_the_order_and_the_cut_change_nothing(order, workers, size):
     given_[3] = float("nan")
     whole = Moments.empty(5, full=True)
     whole.add(given_, weight)
-    parts = [Moments.empty(5, full=True) for _ in range(workers)]
+    parts = [MomentSums(5, full=True) for _ in range(workers)]
     for i, chosen in enumerate(torch.tensor(order).split(size)):
         parts[i % workers].add(given_[chosen], weight[chosen])
-    total = Moments.empty(5, full=True)
+    total = MomentSums(5, full=True)
     for part in parts:
         total.merge(part)
-    for found, expected in zip(total.parts(), whole.parts(), strict=True):
+    for found, expected in zip(total.moments().parts(), whole.parts(), strict=True):
         assert torch.equal(found, expected), "sums of products of bf16 numbers are exact in float64"
 
 
@@ -60,7 +60,17 @@ def test_many_rows_go_in_blocks():
     moments.add(rows, torch.ones(9000))
     assert int(moments.count) == 9000
     torch.testing.assert_close(moments.outer, rows.double().T @ rows.double())
-    doubled = moments.reduced(lambda part: part.mul_(2))
-    assert int(doubled.count) == 18000 and int(moments.count) == 9000
-    moments.clear()
-    assert not any(part.any() for part in moments.parts())
+
+
+def test_sums_over_ranks_and_their_state():
+    rows = torch.randn(90, 4)
+    sums, again = MomentSums(4, full=True), MomentSums(4, full=True)
+    sums.add(rows, torch.ones(90))
+    doubled = sums.over_ranks(lambda part: part * 2)
+    assert int(doubled.moments().count) == 180 and int(sums.moments().count) == 90
+    for state in (sums.state(), sums.moments().parts()):
+        again.load(state)
+        for found, expected in zip(again.moments().parts(), sums.moments().parts(), strict=True):
+            assert torch.equal(found, expected)
+    sums.clear()
+    assert not any(part.any() for part in sums.moments().parts())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
 
@@ -16,11 +17,24 @@ def zero_problems(spec: Spec) -> Iterator[Problem]:
     their own fields (``train.regularizer``, ``model.backbone.spectral_reparam``).
     """
     train = spec.train
+    if is_exact(train):
+        yield from _exact(spec)
     if train.engine is EngineName.ddp:
         yield from _ddp(train)
     elif train.offload and not train.zero_stage:
         hint = "Take train.zero_stage 1, 2 or 3; stage 1 with one worker shards nothing."
         yield Problem("offloading needs a ZeRO stage above 0", "train.offload", hint)
+
+
+def _exact(spec: Spec) -> Iterator[Problem]:
+    """Yield settings whose sums depend on the number of workers, whatever ``train.reduction`` is."""
+    train, hint = spec.train, "Take train.engine ddp"
+    if train.engine is not EngineName.ddp:
+        message = "the sums of DeepSpeed depend on the number of workers"
+        yield Problem(message, "train.reduction", f"{hint}, or reduction fast.")
+    if train.cudnn.benchmark:
+        message = "cuDNN takes the algorithm that a measurement finds fastest, which is not always the same"
+        yield Problem(message, "train.cudnn.benchmark", "Set it to false, or train.reduction to fast.")
 
 
 def _ddp(train: TrainConfig) -> Iterator[Problem]:
