@@ -21,6 +21,7 @@ def test_it_is_bit_for_bit_what_the_ranks_had_when_they_copied(world, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("room", [True, False])
 def test_on_a_gpu_copies_stand_still_while_values_change(room, monkeypatch):
     """With room on the device, and without: then the next change waits for the copy to the host."""
