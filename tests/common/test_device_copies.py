@@ -21,7 +21,7 @@ device = torch.device("cuda", 0)
 """
 ROUND = """
 copies = d.DeviceCopies(device)
-for size in (5, 1000, 70, 0, 3000, 3):
+for size in (5, 1000, 70, 0, 3000, 3, 7, 7, 7, 7):
     given = [torch.arange(size), torch.rand(size, 3), torch.rand(2, size).bfloat16(), torch.rand(size) > 0.5]
     with copies.group() as group:
         there = [group.put(tensor) for tensor in given]
