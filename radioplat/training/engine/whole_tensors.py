@@ -25,8 +25,8 @@ class WholeTensors:
     may change. Buffers are reused: what :meth:`gather` returns is valid until the next :meth:`copy`.
 
     On a GPU values are first copied on the device, and to pinned host memory by :meth:`gather`, on a stream of its
-    own. If the device has no room for that, they go to the host at once, on that
-    stream, and ``hold`` makes the next update wait for it.
+    own. If the device has no room for that, they go to the host at once, on that stream, and ``hold`` makes the next
+    update wait for it.
 
     Every rank must create one, and call all methods.
 
