@@ -24,9 +24,9 @@ class WholeTensors:
     :meth:`copy` is called in the training thread, and :meth:`gather` later, in any one thread. In between the values
     may change. Buffers are reused: what :meth:`gather` returns is valid until the next :meth:`copy`.
 
-    On a GPU values are first copied on the device, which takes milliseconds, and to pinned host memory by
-    :meth:`gather`, on a stream of its own. If the device has no room for that, they go to the host at once, on that
-    stream, and ``hold`` makes the next update wait for it.
+    On a GPU values are first copied on the device, and to pinned host memory by :meth:`gather`, on a stream of its
+    own. If the device has no room for that, they go to the host at once, on that stream, and ``hold`` makes the next
+    update wait for it.
 
     Every rank must create one, and call all methods.
 
@@ -55,7 +55,7 @@ class WholeTensors:
         self._done: torch.cuda.Event | None = None  # what of this save is recorded on the stream that copies
 
     def reserve(self, kinds: Sequence[str]) -> None:
-        """Allocate the host buffers of these kinds of values; pinning memory takes about a second for 4 GB."""
+        """Allocate the host buffers of these kinds of values before the first step, since pinning memory takes time."""
         for kind in kinds:
             self._buffer(kind)
 
