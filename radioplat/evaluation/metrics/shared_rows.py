@@ -21,7 +21,7 @@ class SharedRows:
     def __init__(self, ranks: Ranks, rows: Tensor, ids: Tensor) -> None:
         self._ranks = ranks
         # A rank without an image does not know the shape of a row.
-        shape = max((each for each in ranks.objects((len(rows), rows.shape[1:]))), key=lambda each: each[0] > 0)[1]
+        shape = max(ranks.objects((len(rows), rows.shape[1:])), key=lambda each: each[0] > 0)[1]
         self._own = rows if len(rows) else rows.new_zeros((0, *shape))
         owners = ranks.rows(torch.full_like(ids, ranks.rank))
         self._owners = owners[ranks.rows(ids).argsort()]  # the rank of each row, in the order of the split

@@ -22,7 +22,7 @@ from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHea
 from radioplat.models.features import Features
 from radioplat.spec.loading.load import load_spec
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 SIDE, BATCH = 8, 3
 
 
