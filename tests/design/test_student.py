@@ -205,6 +205,8 @@ def losses_of(spec: Spec, steps: int = 3, backend: str | None = None) -> tuple[l
         torch.compiler.reset()
         compile_backbone(student.backbone, backend)
     module = DistillObjective(student, resolve_teachers(spec), "64").train()
+    if backend:
+        module.compile_losses(backend)
     running = BatchNormStatistics(module)
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.05)
     found = []

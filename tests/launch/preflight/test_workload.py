@@ -9,7 +9,7 @@ import pytest
 from radioplat.cluster.gpu_kinds import kind_of
 from radioplat.cluster.resources import Resources
 from radioplat.design.models import design_models
-from radioplat.launch.preflight import workload
+from radioplat.launch.preflight import workers, workload
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.spec.loading.load import load_spec
 
@@ -65,6 +65,14 @@ def test_a_run_on_gpus_in_closed_form():
     assert facts["rate, at best"].endswith("an MFU of 38% for the student")
     assert facts["queue"].startswith("teachers work up to 4 micro-batch(es) ahead")
     assert facts["arithmetic"].startswith("bf16 by DeepSpeed, ZeRO stage 1; what is fp32 is computed as TF32")
+
+
+def test_what_is_compiled_is_printed():
+    for asked in (False, True):
+        found = told(f"train.compile={asked}", "distill.mesa.weight=0.1", "train.enable_ema=true")
+        found.take(workers.compiling)
+        expected = "the backbone, the head and losses of each of a, b, the MESA loss; graphs"
+        assert found.facts.get("compiled", "").startswith(expected) == asked
 
 
 def test_replicas_that_keep_up_are_not_warned_of():

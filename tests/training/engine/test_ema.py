@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from radioplat.errors import WeightsError
 from radioplat.models.heads import HeadArchitecture
@@ -207,3 +208,34 @@ def test_without_an_average(tmp_path):
     with pytest.raises(WeightsError, match="has no EMA") as caught:
         load_student(made, "evaluate.checkpoint", ema=True)
     assert caught.value.problems[0].where == "evaluate.checkpoint"
+
+
+class Operators(TorchDispatchMode):
+    """Count operators that would launch kernels: all but views and allocations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Count one."""
+        self.count += not func.is_view and "empty" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("cut", [{"engine": "ddp"}, {"zero_stage": 2}], ids=["ddp", "ZeRO-2"])
+def test_more_parameters_launch_no_more_operators(cut):
+    counts = []
+    for layers in (2, 9):
+        module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        names = dict(module.named_parameters())
+        spec = load_spec({"train": {"precision": "fp32", **cut}, "dataset": {"batch_size": 2}})
+        engine = build_engine(module, spec, 1)
+        ema = Ema(engine, names, dict, DECAY)
+        into = {name: torch.zeros_like(parameter) for name, parameter in names.items()}
+        with Operators() as operators:
+            ema.step()
+            ema.copy_into(into)
+        counts.append(operators.count)
+        assert all(torch.equal(into[name], parameter) for name, parameter in names.items())
+        engine.close()
+    assert counts[0] == counts[1] < 10
