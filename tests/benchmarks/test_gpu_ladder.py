@@ -61,7 +61,7 @@ def test_two_ranks_climb_to_the_engine_with_torch_and_timm_alone(tmp_path):
         check_rung(rungs[name])
     assert rungs["ddp"].keys() >= {*ON_GPUS, "parts_ms", "host_syncs_per_micro_batch", "peak_memory_bytes_of_both"}
     assert rungs["ddp"]["idle_share"] is None and rungs["ddp"]["parts_ms"].keys() == {"forward", "backward", "update"}
-    assert rungs["zero2"] == {"unmeasured": "deepspeed is not installed", "seconds": rungs["zero2"]["seconds"]}
+    assert rungs["zero2"]["unmeasured"] == "deepspeed is not installed"
     assert rungs["inline"]["unmeasured"].endswith("is not installed")
     assert rungs["stalls"] == {"unmeasured": "not asked for"}
     device = rungs["device"]
