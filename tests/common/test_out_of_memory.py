@@ -6,7 +6,8 @@ import pytest
 import torch
 from ray.exceptions import OutOfMemoryError
 
-from radioplat.common.out_of_memory import ran_out
+from radioplat.common.out_of_memory import names_memory, ran_out
+from radioplat.errors import TrainingError
 
 NCCL = "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
 UNHANDLED = f"{NCCL}\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
@@ -59,3 +60,15 @@ def test_lack_of_memory(error):
 )
 def test_other_errors(error):
     assert not ran_out(error)
+
+
+def test_memory_that_runs_out_names_the_field_and_other_errors_pass():
+    with pytest.raises(TrainingError) as caught, names_memory("dataset.val_batch_size"):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+    assert str(caught.value) == (
+        "dataset.val_batch_size: memory ran out: CUDA out of memory. Tried to allocate 2 GiB. Take a smaller one."
+    )
+    with pytest.raises(RuntimeError, match="shapes"), names_memory("dataset.val_batch_size"):
+        raise RuntimeError("shapes differ")
+    passed = names_memory("dataset.val_batch_size")(lambda: 3)
+    assert passed() == passed() == 3
