@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.host_reads import STUDENTS, _spec, _write_images
+from benchmarks.host_reads import STUDENTS, spec_of, write_images
 
 COUNT = 24  # micro-batches
 PARTS = ("feed", "replica")
@@ -50,8 +50,8 @@ def prepare(folder: Path) -> Path:
     from radioplat.launch.preflight import steps
     from radioplat.spec.loading.load import load_spec
 
-    _write_images(folder / "images")
-    spec = _spec(folder, "copies", STUDENTS["vit"])
+    write_images(folder / "images")
+    spec = spec_of(folder, "copies", STUDENTS["vit"])
     spec["distill"]["teacher"].append(dict(spec["distill"]["teacher"][1], name="c"))
     run, data = steps.prepare(load_spec(spec), "distill", folder / "run")
     keep_data(run, data)

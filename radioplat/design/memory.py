@@ -20,15 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from radioplat.data.views.render import ViewSpec
 from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
-from radioplat.teachers.base.info import TeacherInfo
+
+if TYPE_CHECKING:  # the engines need this file where images are not decoded
+    from radioplat.data.views.render import ViewSpec
+    from radioplat.teachers.base.info import TeacherInfo
 
 AHEAD = 2  # micro-batches on the device that wait for the student (radioplat.training.feed.prefetch)
 

@@ -188,12 +188,12 @@ class DistillObjective(Objective):
         """Return the terms of one teacher; add the mean of each to ``losses`` for logging."""
         weight, factor = _weight_for(batch, teacher.name), batch.factors.get(teacher.name, 1.0)
         terms, overlap = self._terms[teacher.name], batch.overlaps.get(teacher.name)
-        found, hard = terms(features, batch.targets[teacher.name], weight, batch.label, overlap)
+        compared, hard = terms(features, batch.targets[teacher.name], weight, batch.label, overlap)
         alpha = self.config.alpha
         shared = self.classifies and self.config.label_form is LabelForm.alpha  # alpha scales all terms
         share = label_share(batch.label, alpha) if shared or alpha else None
         parts = []
-        for term, one in zip(teacher.terms, found, strict=True):
+        for term, one in zip(teacher.terms, compared, strict=True):
             terms.criterion(term.name).count(one.statistics)
             losses[f"loss/{teacher.name}/{term.name}"] = scaled(factor, one.mean)
             if share is not None and (shared or term.kind == "logits"):

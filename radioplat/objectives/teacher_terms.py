@@ -110,7 +110,7 @@ class TeacherTerms:
         """See :meth:`__call__`."""
         head, mine = self._student.heads[self._teacher.name], self.in_space(features)
         theirs = target.map(lambda t: zero_unweighted(t, weight))
-        found = []
+        compared = []
         for term in self._teacher.terms:
             compare = self.criterion(term.name)
             a, b, visible = pair(term.kind, mine, theirs, overlap)
@@ -119,10 +119,10 @@ class TeacherTerms:
             else:
                 b = head.standardize(term.kind, b)
             values, counts, statistics = compare.evaluate(a, b, weight, visible)
-            found.append(Compared(values, counts, weighted_mean(values, counts), statistics))
+            compared.append(Compared(values, counts, weighted_mean(values, counts), statistics))
         if not self._learns_labels:
-            return found, None
-        return found, label_loss(zero_unweighted(mine.named["logits"].float(), weight), label)
+            return compared, None
+        return compared, label_loss(zero_unweighted(mine.named["logits"].float(), weight), label)
 
     def in_space(self, features: Features) -> Features:
         """Return the student's features from the head for the teacher, normalized as the losses need them."""

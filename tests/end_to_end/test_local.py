@@ -75,7 +75,7 @@ def test_results_folder(quiet_run):
 def test_experiment_yaml_is_the_spec_that_ran(quiet_run):
     """With what the run decided for fields that the user's file leaves unset."""
     decided = ["distill.use_mlp=true", "model.backbone.freeze_norm=false", "train.optim.head_warmup_epochs=0.0",
-               "train.optim.warmup_epochs=0.1", "train.tf32=true"]  # fmt: skip
+               "train.optim.warmup_epochs=0.1", "train.tf32=true", "train.reduction=fast"]  # fmt: skip
     assert load_spec(quiet_run.folder / "experiment.yaml") == load_spec(quiet_run.file, [*EVERY_SECOND, *decided])
 
 

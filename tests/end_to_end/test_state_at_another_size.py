@@ -17,6 +17,9 @@ import torch
 from forked import run_ranks
 from torch import nn
 
+from radioplat.common.exact_sums import ExactSum
+from radioplat.losses.target_transforms.moments import MomentSums
+
 # What two workers train at one stage; and the (world size, stage) at which it is loaded.
 RUNS = {
     "running": ("fp32", 1, [(2, 3), (1, 0), (1, 2)]),  # BatchNorm, target statistics, dispersion, balance, average
@@ -69,7 +72,9 @@ def walk(value, path: str, found: dict) -> None:
     elif isinstance(value, (list, tuple)):
         for i, inner in enumerate(value):
             walk(inner, f"{path}[{i}]", found)
-    elif type(value).__module__.startswith(_RUNNING) or type(value).__name__ == "Moments":
+    elif isinstance(value, (ExactSum, MomentSums)):
+        walk(value.state(), path, found)
+    elif type(value).__module__.startswith(_RUNNING):
         for name, inner in vars(value).items():
             walk(inner, f"{path}.{name}", found)
     else:
