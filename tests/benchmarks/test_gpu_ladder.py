@@ -54,6 +54,7 @@ def check_rung(rung: dict[str, Any]) -> None:
     assert rung["ratio"]["spread"][0] <= rung["ratio"]["median"] <= rung["ratio"]["spread"][1]
 
 
+@pytest.mark.proof  # a minute and a half
 def test_two_ranks_climb_to_the_engine_with_torch_and_timm_alone(tmp_path):
     names = ("student", "losses", "ddp", "zero2", "inline")
     rungs = climb(tmp_path, "--gpus", "2", "--seconds", "1", "--only", *names, bare=True)

@@ -44,7 +44,7 @@ class Prefetch:
         self._computed_here = frozenset(inline if device.type == "cpu" else ())
         self._copies = DeviceCopies(device, depth)
         self._left_out: frozenset[str] = frozenset()
-        self._reading = threading.Lock()  # of the feeder, and of what was read from it
+        self._reading = threading.Lock()  # of the feeder
         self._read: deque[Arrival | BaseException] = deque()  # not returned yet
         self._change = threading.Condition()
         self._coming: deque[Arrival] = deque()  # not brought yet
@@ -58,14 +58,15 @@ class Prefetch:
 
     def __next__(self) -> Arrival:
         """Wait for the next batch; its tensors may come later."""
-        with self._reading:
-            if not self._read:
-                return self._from_feeder()
-            if isinstance(self._read[0], BaseException):
-                raise self._read[0]  # stays, for further calls
-            arrival = self._read.popleft()
-            assert isinstance(arrival, Arrival)
-            return arrival
+        if not self._read:  # else not even while the thread waits for the batch behind it
+            with self._reading:
+                if not self._read:
+                    return self._from_feeder()
+        if isinstance(self._read[0], BaseException):
+            raise self._read[0]  # stays, for further calls
+        arrival = self._read.popleft()
+        assert isinstance(arrival, Arrival)
+        return arrival
 
     def leave_out(self, teachers: Iterable[str]) -> None:
         """Ask these teachers (by name) no more, and wait for none of their answers."""

@@ -289,6 +289,23 @@ def test_waiting_counts_while_an_answer_or_a_batch_is_outstanding_and_not_before
     assert record.wait_teachers - before < 0.1, "it had arrived"
 
 
+def test_a_batch_that_is_there_does_not_wait_for_the_next():
+    gate = threading.Event()
+
+    def slow():
+        yield batch_of(0)
+        gate.wait(60)
+        yield batch_of(1)
+
+    it = Feed((), batches=slow())
+    time.sleep(0.3)  # the thread has read the first, and waits for the second
+    begin = time.monotonic()
+    assert next(it.ahead).batch.micro_batch == 0 and time.monotonic() - begin < 10
+    gate.set()
+    assert next(it.ahead).batch.micro_batch == 1
+    it.ahead.close(timeout_s=1.0)
+
+
 @pytest.mark.parametrize("place", ["answer", "batch", "room"])
 def test_it_closes_while_its_thread_waits(place):
     gate = threading.Event()
