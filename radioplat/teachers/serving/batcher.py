@@ -67,8 +67,8 @@ class Batcher:
 
     def _run(self) -> None:
         while True:
+            self._free.acquire()  # before the choice: requests that come while this waits are joined too
             together = self._next()
-            self._free.acquire()
             try:
                 started = self._forward(
                     np.concatenate([r.pixels for r in together]) if len(together) > 1 else together[0].pixels,
