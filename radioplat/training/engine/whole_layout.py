@@ -70,22 +70,30 @@ class WholeLayout:
             self.places[name], self.size = place, place + shapes[name].numel()
             before = flat, rank, place + offset - start
         self.places |= {name: self.size for name in shapes if name not in firsts}  # parameters without elements
-        self.spans = [self._spans(order, ranks[0])]
+        self.spans = [self._spans(order, ranks[0], shapes)]
         lacks = {name for name in order if (own := ranks[0][name]) is None or own.size < shapes[name].numel()}
         for pieces in ranks[1:]:
-            self.spans.append(self._spans(order, {name: pieces[name] if name in lacks else None for name in order}))
+            mine = {name: pieces[name] if name in lacks else None for name in order}
+            self.spans.append(self._spans(order, mine, shapes))
 
-    def _spans(self, order: Sequence[str], pieces: Mapping[str, Piece | None]) -> list[Span]:
+    def _spans(
+        self, order: Sequence[str], pieces: Mapping[str, Piece | None], shapes: Mapping[str, torch.Size]
+    ) -> list[Span]:
         """Return the spans of one rank, in the order of the buffer."""
         spans: list[Span] = []
         previous = None
+        ended = False  # whether the piece before is the end of its parameter
         for name in order:
             if (piece := pieces[name]) is not None:
                 place = self.places[name] + piece.offset
                 last = spans[-1] if previous is not None else None  # no other rank's piece is between them
-                if last is not None and (last.flat, last.place - last.start) == (piece.flat, place - piece.start):
+                # What lies between two pieces may be sent with them only if it is nobody's: padding between parameters.
+                joins = place == last.place + last.size or (ended and piece.offset == 0) if last is not None else False
+                same = last is not None and (last.flat, last.place - last.start) == (piece.flat, place - piece.start)
+                if last is not None and joins and same:
                     spans[-1] = last._replace(size=place + piece.size - last.place)
                 else:
                     spans.append(Span(piece.flat, piece.start, place, piece.size))
+                ended = piece.offset + piece.size == shapes[name].numel()
             previous = piece
         return spans
