@@ -68,7 +68,8 @@ class Arrival:
         if done is not None:
             packed = [f.result() for f in self._answers.values() if not f.cancelled() and f.exception() is None]
             receive(done, [*self.inputs().tensors(), *(array for one in packed for array in one.arrays)])
-        self.pending, self._answers = {}, {}
+        # Whoever keeps this object would keep the tensors on the device.
+        self.pending, self._answers, self._inputs = {}, {}, Future()
         self._on_received()
 
     def bring_inputs(self, inputs: MicroBatch) -> None:

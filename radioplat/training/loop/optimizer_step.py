@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -27,6 +28,8 @@ from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.loop.run_hooks import RunHooks
 from radioplat.training.watch.phases import COLLECTIVE, DATA, Phases
 from radioplat.training.watch.rank_context import RankContext
+
+MOST_REPEATS = 4  # of a step whose sums of gradients were not exact; one is usual in the first step
 
 
 class OptimizerStep:
@@ -93,8 +96,17 @@ class OptimizerStep:
                 self._learn(batch, micro, record, last=place == len(expected) - 1)
             if batch.micro_batch >= 0:
                 self._hooks.end_micro_batch(step, batch)
+        repeats = 0
         while not record.skipped and self._engine.must_repeat():
-            self._repeat(step, kept)
+            if (repeats := repeats + 1) > MOST_REPEATS:
+                raise TrainingError(
+                    f"step {step}: its gradients are others each time that they are computed, or of {MOST_REPEATS} "
+                    "different magnitudes",
+                    where="train.reduction",
+                    hint="Take reduction fast.",
+                )
+            with self._watched(step):
+                self._repeat(step, kept)
         if record.skipped:
             if not self._shared:
                 self._share(record)
@@ -134,7 +146,8 @@ class OptimizerStep:
             with self._phases(DATA):
                 arrival = _next(record.step, feed)
             record.wait_data += time.perf_counter() - waited
-            micro = self._batches.micro_batch(record.step, number, arrival, record)
+            with self._watched(record.step):  # copies to the device may find no memory
+                micro = self._batches.micro_batch(record.step, number, arrival, record)
             record.wait += time.perf_counter() - waited
             yield arrival.batch, micro
 
@@ -158,7 +171,7 @@ class OptimizerStep:
         The ranks' numbers are added up while the last backward runs.
         """
         run, engine, step, scale = self._run, self._engine, record.step, self._scale(batch)
-        with out_of_memory.watched(run.folder, run.spec, self._halvings, self._attempt, step):
+        with self._watched(step):
             pieces = in_pieces(micro, 2**self._halvings)
             for number, (share, piece) in enumerate(pieces):
                 ends = last and number == len(pieces) - 1
@@ -179,6 +192,10 @@ class OptimizerStep:
                     if record.skipped:
                         return
                 engine.step()
+
+    def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which memory that runs out is noted for the next start."""
+        return out_of_memory.watched(self._run.folder, self._run.spec, self._halvings, self._attempt, step)
 
     def _scale(self, batch: Batch) -> float:
         """Return the factor of the micro-batch's loss for :meth:`Engine.backward`: the step's loss is a mean."""
