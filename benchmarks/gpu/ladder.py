@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -152,10 +153,8 @@ def _wait(ranks: list[subprocess.Popen[bytes]], limit: float, look: Callable[[],
             time.sleep(0.05)
     finally:
         for rank in ranks:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(rank.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             rank.wait()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from radioplat.common.collectives import mark_agreed
 from radioplat.common.cpu_threads import limit_torch_threads
+from radioplat.common.out_of_memory import names_memory
 from radioplat.common.ranks import Ranks
 from radioplat.design.run import Run, has_held_out
 from radioplat.design.student import prepare_student
@@ -88,7 +89,8 @@ class Features:
                 notes.append(f"the converted model is {how}")
                 teachers, missing = _teachers(run, student, ranks, models, stack)
                 notes += missing
-            student.to(ranks.device)
+            # A rank whose device is full would leave the others waiting for it.
+            ranks.alike(lambda: _moved(student, ranks))
             models = {STUDENT: EvaluatedModel(student_encoder(student), size, StudentHeads(student)), **models}
             findings = _measured(run, models, teachers, ranks)
         return Validation(_kpi(findings), notes)
@@ -130,13 +132,29 @@ def build_student(run: Run) -> Student:
     return prepare_student(start_student(run.spec, run.architecture), run.spec, run.task)
 
 
+def _moved(student: Student, ranks: Ranks) -> None:
+    """Move ``student`` to this rank's device.
+
+    Raises:
+        TrainingError: there is no memory for it.
+    """
+    with names_memory("dataset.val_batch_size"):
+        student.to(ranks.device)
+
+
 def _converted(student: Student, size: int, ranks: Ranks, stack: contextlib.ExitStack) -> tuple[EvaluatedModel, str]:
     """Convert ``student`` on every rank; return the model and a description of the conversion.
 
     Raises:
         RadioplatError: on every rank, if one cannot convert it, or not as the others.
     """
-    model, how = ranks.alike(lambda: stack.enter_context(converted(student, size, ranks.device)))
+
+    def convert() -> tuple[EvaluatedModel, str]:
+        """Convert it here."""
+        with names_memory("dataset.val_batch_size"):
+            return stack.enter_context(converted(student, size, ranks.device))
+
+    model, how = ranks.alike(convert)
     kinds = dict.fromkeys(ranks.objects(how))
     if len(kinds) > 1:
         with mark_agreed():
@@ -156,7 +174,8 @@ def _teachers(
     def open_teachers() -> tuple[dict[str, Encoder], str]:
         """Return the encoders, or the reason why there are none."""
         try:
-            return stack.enter_context(teacher_encoders(_with_feature_cache(run), teachers, str(ranks.device))), ""
+            with names_memory("dataset.val_batch_size"):
+                return stack.enter_context(teacher_encoders(_with_feature_cache(run), teachers, str(ranks.device))), ""
         except WeightsError as error:
             return {}, str(error.problems[0])
 
