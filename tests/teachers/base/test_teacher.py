@@ -56,6 +56,19 @@ def test_what_is_described_is_what_is_given(name, size, timm_teacher):
     assert info.parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_vit"])
+def test_compiled_losses_can_learn_from_features(name, timm_teacher):
+    """A compiled graph keeps them for its backward pass, which torch refuses for tensors of its inference mode."""
+    teacher, _ = timm_teacher(name, 64, classes=7, mode="combo", loss_type="MSE")
+    features = FrozenTeacher(teacher)(pixels(), teacher.wanted)
+    student = torch.zeros_like(features.summary, requires_grad=True)
+    torch.compile(lambda own, other: ((own - other) * other).sum(), backend="aot_eager")(
+        student, features.summary
+    ).backward()
+    torch.testing.assert_close(student.grad, features.summary)
+    assert not features.summary.requires_grad
+
+
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
 def test_same_numbers_as_timm_behind_its_normalisation(name, timm_teacher):
     teacher, model = timm_teacher(name, classes=7, mode="logits", loss_type="KL", **NORM)
