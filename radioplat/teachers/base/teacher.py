@@ -166,7 +166,7 @@ class FrozenTeacher(nn.Module):
             for buffer, values in ((model.mean, mean), (model.std, std)):
                 buffer.copy_(torch.tensor(values).view(1, 3, 1, 1) * 255)
 
-    @torch.no_grad()
+    @torch.no_grad()  # not inference_mode: compiled losses keep features for their backward pass
     def forward(self, images: torch.Tensor, wanted: frozenset[str]) -> Features:
         """Compute raw features in bf16 of uint8 ``[B, 3, H, W]``; only those in ``wanted``.
 

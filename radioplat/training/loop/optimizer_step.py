@@ -100,10 +100,10 @@ class OptimizerStep:
         while not record.skipped and self._engine.must_repeat():
             if (repeats := repeats + 1) > MOST_REPEATS:
                 raise TrainingError(
-                    f"step {step}: its gradients are others each time that they are computed, or of {MOST_REPEATS} "
-                    "different magnitudes",
+                    f"step {step}: gradients could not be added exactly, although the step was computed "
+                    f"{MOST_REPEATS + 1} times; their magnitudes differ each time",
                     where="train.reduction",
-                    hint="Take reduction fast.",
+                    hint="Set train.reduction to fast; or lower the rate, if the losses of the last steps grew.",
                 )
             with self._watched(step):
                 self._repeat(step, kept)
