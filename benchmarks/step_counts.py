@@ -6,8 +6,8 @@
 a step each: a RADIO ViT of 24 blocks, which has with its heads about as many parameters as a ViT-L, and two teachers in
 the same process; with either engine, without and with an average of the student that MESA compares it with. Collectives
 are those of the first rank; ``others`` are DeepSpeed's. Then a run of one rank measures the CPU time of the training
-thread, by part: ``loop`` is what neither the student, heads and losses, backward passes, the engine nor the teachers
-take.
+thread, by part: ``loop`` is what neither the student, heads and losses, the student's average, backward passes with the
+end of their graphs, the engine nor the teachers take.
 
 The last line on stdout is one JSON object with the figures of each case.
 """
@@ -39,6 +39,8 @@ PARTS = {
     "teachers": "radioplat.teachers.serving.teacher_runner:TeacherRunner.__call__",
     "student": "radioplat.models.student.student:Student.forward",
     "heads and losses": "radioplat.objectives.objective:Objective.forward",
+    "average": "radioplat.training.loop.average_student:AverageStudent.update",
+    "backward": "radioplat.training.loop.optimizer_step:OptimizerStep._backward",
 }
 
 
@@ -101,7 +103,6 @@ def _judged(folder: Path, name: str, world: int, *options: str) -> dict[str, Any
     place.write_text(json.dumps(spec), encoding="utf-8")
     parts = PARTS | {
         "engine": f"radioplat.training.engine.{engine}.__call__",
-        "backward": f"radioplat.training.engine.{engine}.backward",
         "optimizer": f"radioplat.training.engine.{engine}.step",
     }
     command = [sys.executable, "-m", "benchmarks.judges.step_counts", "--own", "radioplat", *options]

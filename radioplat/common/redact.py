@@ -43,11 +43,13 @@ def redact_tree(value: Any, environ: Mapping[str, str] | None = None) -> Any:
 def _secrets(environ: Mapping[str, str] | None) -> list[str]:
     """Return the values to mask, the longest first: a secret may contain a shorter one."""
     environ = os.environ if environ is None else environ
-    secrets = {v for k, v in environ.items() if k.upper().endswith(_SECRET_ENDINGS) and len(v) >= _SHORTEST_SECRET}
-    return sorted(secrets, key=len, reverse=True)
+    named = {environ[name] for name in environ if name.upper().endswith(_SECRET_ENDINGS)}
+    return sorted((value for value in named if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
 def _masked(value: Any, secrets: list[str]) -> Any:
+    if isinstance(value, (int, float)):  # nearly all values of a status line
+        return value
     if isinstance(value, Mapping):
         return {
             key: MASK

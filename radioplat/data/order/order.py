@@ -96,6 +96,9 @@ class SampleOrder:
         cycle, place = np.divmod(np.arange(start, stop, dtype=np.int64), self.mixture.period)
         source = self.mixture.pattern[place]
         draw = cycle * np.asarray(self.mixture.shares, np.int64)[source] + self.mixture.rank[place]
+        if len(self._passes) == 1 and stop > start:
+            passes = self._passes[0]
+            return source, passes.draws(int(draw[0]), int(draw[-1]) + 1), draw // passes.length
         sample_id = np.empty(stop - start, np.int64)
         pass_number = np.empty(stop - start, np.int64)
         for i, passes in enumerate(self._passes):

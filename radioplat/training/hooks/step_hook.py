@@ -49,7 +49,8 @@ class StepHook:
         """Decide after a forward, before its backward, if the step is skipped; all ranks must decide the same.
 
         Args:
-            losses: fp32 scalars by name; they may be NaN or infinite, which is found before the update.
+            losses: fp32 scalars by name; they may be NaN or infinite, which is found before the update. After the
+                backward the mapping is empty: a hook that wants a loss later keeps a detached copy.
             last: True at the step's last forward.
         """
         return CONTINUE

@@ -170,13 +170,12 @@ class OptimizerStep:
 
         The ranks' numbers are added up while the last backward runs.
         """
-        run, engine, step, scale = self._run, self._engine, record.step, self._scale(batch)
+        engine, step, scale = self._engine, record.step, self._scale(batch)
         with self._watched(step):
             pieces = in_pieces(micro, 2**self._halvings)
             for number, (share, piece) in enumerate(pieces):
                 ends = last and number == len(pieces) - 1
-                with arithmetic(run.spec, self._context.device):
-                    losses = engine(piece)
+                losses = self._forward(piece)
                 self._sums.add(losses, share, batch.micro_batch)
                 with self._phases(COLLECTIVE):
                     record.decision = self._hooks.losses(step, batch, losses, ends)
@@ -184,7 +183,7 @@ class OptimizerStep:
                     return
                 if ends:
                     self._share(record)
-                engine.backward(losses["loss"] * (scale * share), last=ends)
+                self._backward(losses, scale * share, last=ends)
                 if ends:
                     self._reduce(record)
                     with self._phases(COLLECTIVE):
@@ -192,6 +191,15 @@ class OptimizerStep:
                     if record.skipped:
                         return
                 engine.step()
+
+    def _forward(self, piece: MicroBatch) -> dict[str, torch.Tensor]:
+        with arithmetic(self._run.spec, self._context.device):
+            return self._engine(piece)
+
+    def _backward(self, losses: dict[str, torch.Tensor], factor: float, last: bool) -> None:
+        """Add the gradients of the loss times ``factor``, and free the graph: empty ``losses``."""
+        self._engine.backward(losses["loss"] * factor, last=last)
+        losses.clear()
 
     def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Return a block in which memory that runs out is noted for the next start."""
@@ -211,10 +219,8 @@ class OptimizerStep:
                 self._seed_draws(step, place)
                 pieces = in_pieces(micro, 2**self._halvings)
                 for number, (share, piece) in enumerate(pieces):
-                    with arithmetic(self._run.spec, self._context.device):
-                        losses = self._engine(piece)
                     last = place == len(micro_batches) - 1 and number == len(pieces) - 1
-                    self._engine.backward(losses["loss"] * (self._scale(batch) * share), last=last)
+                    self._backward(self._forward(piece), self._scale(batch) * share, last)
                     self._engine.step()
 
     def _set_learning_rate(self, step: int) -> float:
