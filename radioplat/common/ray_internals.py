@@ -61,6 +61,7 @@ MEMBERS = {  # class: its private methods and attributes that radioplat override
         "_get_resize_decision",
     ),
     f"{_TRAIN}.failure_handling.DefaultFailurePolicy": ("_worker_group_failures",),
+    "ray.data._internal.execution.streaming_executor.StreamingExecutor": ("_topology",),
     "ray.data.DataIterator": ("_to_ref_bundle_iterator", "_on_iteration_end"),
 }
 
