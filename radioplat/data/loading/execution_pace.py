@@ -20,7 +20,7 @@ class ExecutionPace(ExecutionCallback):
     """
 
     def __init__(self) -> None:
-        self._counts: list[tuple[int, ...]] = []
+        self._counts: list[tuple[int, int, int]] = []
         self._changed = time.monotonic()
 
     def before_execution_starts(self, executor: Any) -> None:
