@@ -105,7 +105,7 @@ class StreamHost:
 
         self._arguments, self._schedule = arguments, MicroBatchSchedule(MICRO_BATCHES, world)
         self._nodes = [Node(ranks) for ranks in nodes]
-        self._steps, self._span = steps, span or steps_per_execution(self._schedule, len(nodes[0]))
+        self._steps, self._span = steps, span or steps_per_execution(arguments, self._schedule, len(nodes[0]), BLOCK)
 
     def open(self) -> None:
         """Open the first execution of each node and wait for its coordinator."""

@@ -41,13 +41,15 @@ from radioplat.errors import wrapped_error
 
 logger = logging.getLogger(__name__)
 
-# Steps of one execution: so many micro-batches (100 MB in its coordinator), but at least so many steps.
+# Steps of one execution: so many micro-batches (100 MB in its coordinator), but at least so many steps, unless its
+# tasks would be too many or too large.
 MICRO_BATCHES, LEAST_STEPS = 32768, 2000
 # Micro-batches and bytes per block: large enough for a cheap transfer, small enough for an early first block.
 PACK, PACK_BYTES = 8, 16 * 2**20
 # Samples and bytes per task: large enough that its start is cheap, small enough to be buffered for a slow reader.
 SPAN, SPAN_BYTES = 512, 96 * 2**20
 TASKS = 4096  # most tasks of an execution; listing one takes the opening process about half a millisecond
+TASK_BYTES = 256 * 2**20  # most bytes of a task, where this many tasks would otherwise not do
 DEATHS = 3  # of coordinators in a row, with no batch between them, after which a reader gives up
 
 
@@ -118,11 +120,10 @@ def open_stream(
         environment: runtime environment of the tasks; default: this process's.
         most: micro-batches in a block, if they are small.
     """
-    size = dataset_from_json(reader[1]).batch_size
-    micro_batch_bytes = size * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
-    blocks = deal(micro_batches, max(1, min(most, PACK_BYTES // micro_batch_bytes)))
-    block_bytes, samples = micro_batch_bytes * len(blocks[0]), size * len(blocks[0])
-    span = max(1, min(SPAN // samples, SPAN_BYTES // block_bytes, len(blocks) // (2 * tasks)), -(-len(blocks) // TASKS))
+    samples, size = _size(reader)
+    blocks = deal(micro_batches, _in_block(size, most))
+    span = min(SPAN // (samples * len(blocks[0])), SPAN_BYTES // (size * len(blocks[0])), len(blocks) // (2 * tasks))
+    span = max(1, span, -(-len(blocks) // TASKS))
     # As text, because Ray converts nested lists to tensors. Not from_arrow, whose task needs a whole CPU.
     spans = [{"blocks": json.dumps(blocks[i : i + span])} for i in range(0, len(blocks), span)]
     # Ray Data divides the CPUs of each node among all executions and rounds down: with more executions than CPUs, none
@@ -158,9 +159,25 @@ def deal(micro_batches: Sequence[Sequence[int]], most: int) -> list[list[int]]:
     return [list(own[i : i + most]) for i in range(0, len(micro_batches[0]), most) for own in micro_batches]
 
 
-def steps_per_execution(schedule: MicroBatchSchedule, ranks: int) -> int:
-    """Return the number of steps that one execution for so many ranks covers."""
-    return max(LEAST_STEPS, MICRO_BATCHES // (schedule.per_rank * ranks))
+def steps_per_execution(
+    reader: tuple[str, str, tuple[tuple, ...]], schedule: MicroBatchSchedule, ranks: int, most: int = PACK
+) -> int:
+    """Return the number of steps that one execution of :func:`open_stream` for so many ranks should cover."""
+    size, a_step = _size(reader)[1], schedule.per_rank * ranks
+    in_block = _in_block(size, most)
+    room = TASKS * max(1, TASK_BYTES // (size * in_block)) * in_block
+    return max(1, min(max(LEAST_STEPS, MICRO_BATCHES // a_step), room // a_step))
+
+
+def _size(reader: tuple[str, str, tuple[tuple, ...]]) -> tuple[int, int]:
+    """Return the samples of a micro-batch, and its bytes."""
+    samples = dataset_from_json(reader[1]).batch_size
+    return samples, samples * sum(3 * ViewSpec(*view).size ** 2 for view in reader[2])
+
+
+def _in_block(size: int, most: int) -> int:
+    """Return the number of micro-batches of so many bytes in a block."""
+    return max(1, min(most, PACK_BYTES // size))
 
 
 def read_stream(

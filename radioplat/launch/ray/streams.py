@@ -49,7 +49,7 @@ class Streams:
         """Iterate over this rank's micro-batches of steps ``start`` to ``stop``; every rank must call it."""
         self._reads += 1
         part = partial(self._part, self._reads)
-        span = steps_per_execution(self._schedule, len(self._ranks))
+        span = steps_per_execution(self._run.reader_arguments, self._schedule, len(self._ranks))
         return read_in_turn(part, start, stop, span, self._schedule.per_rank)
 
     def _part(self, read: int, first: int, last: int) -> CloseableIterator[Batch]:

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import DEATHS, deal, open_stream, read_in_turn, read_stream, steps_per_execution
-from radioplat.data.loading.run_data import RunData, open_reader
+from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
 from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.data.storage.outage import read_waits
 from radioplat.errors import StorageError
+from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.training.feed.feeder import Feeder
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -79,10 +80,29 @@ def test_ranks_together_read_each_micro_batch_once_and_in_order(data, micro_batc
         assert real == list(range((start + step) * micro_batches, (start + step + 1) * micro_batches))
 
 
+def of_size(batch_size: int, pixels: int) -> tuple[str, str, tuple[tuple, ...]]:
+    """Arguments of ``open_reader`` for micro-batches of so many images."""
+    return "", dataset_to_json(DatasetConfig(batch_size=batch_size)), ((str(pixels), pixels),)
+
+
 @given(st.integers(1, 4096), st.integers(1, 256), st.integers(1, 16))
 def test_an_execution_covers_two_thousand_steps_at_any_world_size(micro_batches, world, ranks):
     schedule = MicroBatchSchedule(micro_batches, world)
-    assert steps_per_execution(schedule, min(ranks, world)) >= 2000
+    assert steps_per_execution(of_size(1, 16), schedule, min(ranks, world)) >= 2000
+
+
+@given(st.integers(1, 4096), st.integers(1, 256), st.integers(1, 16), st.integers(1, 512), st.integers(16, 2048))
+def test_executions_of_large_micro_batches_cover_fewer_steps_so_that_tasks_are_small(
+    micro_batches, world, ranks, images, pixels
+):
+    schedule, reader = MicroBatchSchedule(micro_batches, world), of_size(images, pixels)
+    steps = steps_per_execution(reader, schedule, min(ranks, world))
+    bytes_of_a_step = schedule.per_rank * min(ranks, world) * images * 3 * pixels**2
+    if steps > 1:
+        # The mean task; half of its limit is lost where a block has more than half of it.
+        assert steps * bytes_of_a_step / 4096 <= max(2**28, images * 3 * pixels**2)
+    if steps < 2000:
+        assert (steps + 1) * bytes_of_a_step / 4096 > 2**27
 
 
 @pytest.mark.proof
