@@ -142,7 +142,7 @@ def work(rank: int, world: int, port: int, given: argparse.Namespace, out: str) 
     """Measure as one rank; the first one writes ``out``."""
     import torch
 
-    from radioplat.training.engine import process_group
+    from radioplat.training.loop import process_group
 
     group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}

@@ -90,7 +90,7 @@ class Timed:
         from radioplat.design.run import keep_data
         from radioplat.launch.local import _set_single_process_environment
         from radioplat.launch.preflight.steps import prepare
-        from radioplat.training.engine import process_group
+        from radioplat.training.loop import process_group
 
         self._work, self._between = work, between
         self.begins: list[float] = []

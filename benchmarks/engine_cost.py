@@ -101,7 +101,7 @@ def work(rank: int, port: int, given: argparse.Namespace, show: Callable[[str], 
     """Measure as one rank; the first one prints."""
     import torch
 
-    from radioplat.training.engine import process_group
+    from radioplat.training.loop import process_group
 
     group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": given.world, "LOCAL_WORLD_SIZE": given.world}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}

@@ -72,7 +72,7 @@ def train_rank() -> None:
     from radioplat.launch.preflight.steps import prepare
     from radioplat.spec.loading.load import load_spec
     from radioplat.teachers.serving.client import InlineTeacher
-    from radioplat.training.engine import process_group
+    from radioplat.training.loop import process_group
     from radioplat.training.loop.worker import run_worker
     from radioplat.training.watch.rank_context import RankContext
 

@@ -254,7 +254,7 @@ def process_group(monkeypatch):
     """gloo, one rank, on a free loopback port; the environment that names it goes away with the test."""
     import torch.distributed as dist
 
-    from radioplat.training.engine import process_group
+    from radioplat.training.loop import process_group
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -90,7 +90,7 @@ def _join(setting: Setting, with_deepspeed: bool) -> None:
     if setting.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if with_deepspeed and importlib.util.find_spec("deepspeed") is not None:
-        from radioplat.training.engine import process_group
+        from radioplat.training.loop import process_group
 
         process_group.join(backend, _TIMEOUT)  # else DeepSpeed would compile an extension on a CPU
     else:

@@ -128,7 +128,7 @@ def parameter_bytes(train: TrainConfig, world: int) -> ParameterBytes:
     else:
         gradients = 4 + (number if stage else 0)  # those of a micro-batch and their sum
     if is_exact(train):
-        gradients += 8  # float64 sums
+        gradients = 4 + 8 + (number if low else 0)  # the sums are float64, and then their means fp32
     return ParameterBytes(
         weights=number / (world if stage == 3 else 1),
         gradients=gradients,

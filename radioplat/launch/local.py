@@ -19,10 +19,10 @@ from radioplat.design.run import Run
 from radioplat.errors import OutOfMemory, Stopped
 from radioplat.launch.ray.joined_pools import joined_pools
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
-from radioplat.training.engine import process_group
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.guards.pause import Paused, ask_to_pause, is_stepping
+from radioplat.training.loop import process_group
 from radioplat.training.loop.garbage import free_memory
 from radioplat.training.loop.worker import OpenBatches, run_worker
 from radioplat.training.watch.rank_context import RankContext

@@ -13,14 +13,14 @@ from torch import nn
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName, OptimConfig, OptimizerName, Precision, Reduction, TrainConfig
-from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
 from radioplat.training.engine.registry import build_engine
+from radioplat.training.loop import process_group
 
 # Matrices of more than 100,000 numbers, which stage 3 cuts up, and so many that the cut between two goes through none.
 WIDTH, LAYERS = 512, 4
 PARAMETERS = LAYERS * WIDTH * WIDTH
-DDP, EXACT = -1, -2  # instead of a stage: ddp, and ddp with exact sums
+DDP, EXACT, EXACT_1 = -1, -2, -3  # instead of a stage: ddp, the same with exact sums, and ZeRO 1 with them
 CASES = [
     *(("fp32", stage, "adamw", ema) for stage in range(4) for ema in (False, True)),
     *(("bf16", stage, "adamw", True) for stage in range(4)),
@@ -32,6 +32,8 @@ CASES = [
     ("bf16", DDP, "sgd", False),
     ("fp32", EXACT, "adamw", False),
     ("bf16", EXACT, "adamw", True),
+    ("fp32", EXACT_1, "adamw", True),
+    ("bf16", EXACT_1, "adamw", False),
 ]
 
 
@@ -50,8 +52,8 @@ class Layers(nn.Module):
 def config(precision: str, stage: int, optimizer: str, ema: bool) -> TrainConfig:
     """Section ``train`` of a case."""
     optim = OptimConfig(optim=OptimizerName(optimizer))
-    cut = {"engine": EngineName.ddp} if stage < 0 else {"zero_stage": stage}
-    if stage == EXACT:
+    cut = {"engine": EngineName.ddp} if stage in (DDP, EXACT) else {"zero_stage": 1 if stage == EXACT_1 else stage}
+    if stage in (EXACT, EXACT_1):
         cut["reduction"] = Reduction.exact
     return TrainConfig(precision=Precision(precision), optim=optim, enable_ema=ema, **cut)
 

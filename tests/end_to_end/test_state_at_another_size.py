@@ -134,7 +134,7 @@ def load(run, rank: int, world: int) -> dict:
 
 def work(folder: Path) -> None:
     """One worker of the group that the environment names."""
-    from radioplat.training.engine import process_group
+    from radioplat.training.loop import process_group
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)

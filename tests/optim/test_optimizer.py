@@ -142,3 +142,21 @@ def test_the_named_moments_are_what_torch_keeps(optimizer):
         assert {k for k, v in state.items() if torch.is_tensor(v) and v.ndim} == set(MOMENTS[optimizer])
     expected = (0.8, 0.9) if optimizer is not OptimizerName.sgd else None
     assert built.param_groups[0].get("betas") == expected and built.param_groups[0]["lr"] == 0.1
+
+
+@given(st.integers(2, 700), st.data(), st.sampled_from([OptimizerName.adamw, OptimizerName.adam, OptimizerName.sgd]))
+def test_an_update_has_the_same_bits_wherever_tensors_are_cut(size, data, name):
+    """Exact sums with ZeRO 1 need it: which values a worker updates depends on how many workers there are."""
+    place = data.draw(st.integers(1, size - 1))
+    whole = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    parts = [[whole.clone()], [whole[:place].clone(), whole[place:].clone()]]
+    for part in parts:
+        module = nn.ParameterList(nn.Parameter(tensor) for tensor in part)
+        optimizer = build_optimizer(module, OptimConfig(optim=name, weight_decay=0.05))
+        for step in range(3):
+            gradient = torch.randn(size, generator=torch.Generator().manual_seed(step))
+            for parameter, own in zip(module, gradient.split([p.numel() for p in module]), strict=True):
+                parameter.grad = own.clone()
+            optimizer.step()
+        part[:] = [parameter.detach() for parameter in module]
+    assert torch.equal(parts[0][0], torch.cat(parts[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from radioplat.cluster.ray_cluster import cluster_resources, uses_ray
@@ -16,15 +16,16 @@ from radioplat.design.workload.precision import decide_precision
 from radioplat.design.workload.work import Work, work_of
 from radioplat.errors import Problem, RadioplatError
 from radioplat.launch.preflight.preflight import Level, Preflight
+from radioplat.spec.checks.training.zero import zero_problems
 from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.cluster import AUTO
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.train import Reduction, TrainConfig
 
 
-def precision(preflight: Preflight) -> None:
+def precision(preflight: Preflight) -> Iterable[Problem]:
     """Decide what all workers compute in and how they add up (``train.precision``, ``tf32``, ``reduction``,
-    ``threads``); a run that has begun keeps its own.
+    ``threads``); a run that has begun keeps its own. Return why its sums cannot be exact, if they were to be.
     """
     spec = preflight.spec
     if preflight.level >= Level.start:
@@ -43,6 +44,7 @@ def precision(preflight: Preflight) -> None:
     if decision is not None:
         train.precision = decision.value
         preflight.decide(*[decision] if decision.reason else [])
+    return zero_problems(preflight.spec) if is_exact(train) else ()
 
 
 def compiling(preflight: Preflight) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.training.engine.batchnorm_state import round_statistics
 from radioplat.training.engine.engine import LARGEST, WEIGHTS, Engine
-from radioplat.training.engine.exact_gradients import ExactGradients, GradientPart
+from radioplat.training.engine.exact_gradients import ExactGradients, GradientPart, clip_factor, cut
 from radioplat.training.engine.gradient_sums import GradientPiece, GradientSums
 from radioplat.training.engine.whole_layout import Piece
 from radioplat.training.engine.whole_tensors import State, Values
@@ -72,27 +72,20 @@ class _Flat:
 
     def pieces(self, numbers: dict[nn.Parameter, int]) -> Iterator[GradientPiece]:
         """Yield pieces of about :data:`BUCKET` elements, cut between parameters."""
-        for part, begin, following in self._cuts():
-            members = self.parameters[begin:following]
-            current = None if self.current is None else self.current[part]
-            yield GradientPiece(self.total[part], current, frozenset(numbers[p] for p in members))
-
-    def exact_parts(self) -> Iterator[GradientPart]:
-        """Yield the same pieces for exact sums; their tensors are the parameters in order."""
-        gradients = self.total if self.current is None else self.current
-        for part, begin, following in self._cuts():
-            members = zip(self.starts[begin:following], self.parameters[begin:following], strict=True)
-            places = [(start - part.start, parameter.numel()) for start, parameter in members]
-            yield GradientPart(gradients[part], self.total[part], places)
-
-    def _cuts(self) -> Iterator[tuple[slice, int, int]]:
-        """Yield the elements of each piece, its first parameter and the one behind its last."""
         begin, end = 0, self.weights.numel()
         for following, stop in enumerate([*self.starts[1:], end], 1):
             start = self.starts[begin]
             if stop - start >= BUCKET or stop == end:
-                yield slice(start, stop), begin, following
+                part, members = slice(start, stop), self.parameters[begin:following]
+                current = None if self.current is None else self.current[part]
+                yield GradientPiece(self.total[part], current, frozenset(numbers[p] for p in members))
                 begin = following
+
+    def exact_parts(self) -> list[GradientPart]:
+        """Return the parts for exact sums."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        gradients = self.total if self.current is None else self.current
+        return cut(gradients, self.total, list(zip(self.starts, sizes, strict=True)))
 
 
 class DdpEngine(Engine):
@@ -181,10 +174,8 @@ class DdpEngine(Engine):
             self._repeats = True
             return
         world = 1 if self._exact is not None else dist.get_world_size()
-        norms = torch.stack([torch.linalg.vector_norm(piece.total) for piece in self._pieces])
-        norm = float(torch.linalg.vector_norm(norms)) / world
-        if norm < float("inf"):
-            scale = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0
+        scale = clip_factor([torch.linalg.vector_norm(piece.total) / world for piece in self._pieces], self._clip)
+        if scale is not None:
             if scale / world != 1:
                 for flat in self._flats:
                     flat.total.mul_(scale / world)
@@ -248,8 +239,8 @@ class DdpEngine(Engine):
         """Load whole weights and moments."""
         self.scatter_values(names, self._masters, state)
         self._round()
-        if self._exact is not None and LARGEST in state and len(state[LARGEST]) == len(self._exact.largest):
-            self._exact.largest = state[LARGEST].double()
+        if self._exact is not None:
+            self._exact.load(state.get(LARGEST))
         if not steps:
             return
         for master in self._masters:

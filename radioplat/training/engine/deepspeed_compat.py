@@ -192,6 +192,38 @@ def discard_gradients(engine: Any) -> None:
         optimizer.micro_step_id = 0 if hasattr(optimizer, "fp32_partitioned_groups_flat") else -1
 
 
+def take_over_gradients(engine: Any) -> list[tuple[list[nn.Parameter], torch.Tensor]]:
+    """At stage 0 or 1: keep DeepSpeed from collecting gradients.
+
+    Returns:
+        The parameters of each optimizer group, and a flat fp32 tensor of zeros in which their gradients follow each
+        other in this order. It may be longer.
+    """
+    optimizer = engine.optimizer
+    for hook in getattr(optimizer, "_grad_acc_hooks", ()):
+        hook.remove()
+    if hasattr(optimizer, "fp32_groups_gradients_flat"):
+        return list(zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True))
+    flats = getattr(optimizer, "bit16_groups_flat", None)
+    if flats is not None:
+        return [(group, torch.zeros_like(flat)) for group, flat in zip(zero_gather.groups(engine), flats, strict=True)]
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [(group, group[0].new_zeros(sum(p.numel() for p in group))) for group in groups]
+
+
+def update(engine: Any, gradients: list[torch.Tensor]) -> None:
+    """Update the weights by whole gradients in the tensors that :func:`take_over_gradients` returned."""
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_groups_has_gradients"):
+        for present in optimizer.fp32_groups_has_gradients:
+            present[:] = [True] * len(present)
+    elif hasattr(optimizer, "averaged_gradients"):
+        for i, gradient in enumerate(gradients):
+            size = int(optimizer.partition_size[i])
+            optimizer.averaged_gradients[i] = [gradient.narrow(0, dist.get_rank() * size, size)]
+    optimizer.step()
+
+
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 

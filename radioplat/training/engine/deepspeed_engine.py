@@ -11,6 +11,7 @@ from torch import nn
 from radioplat.optim.lamb import Lamb
 from radioplat.optim.optimizer import build_optimizer
 from radioplat.spec.resolved.precision import precision_of
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.zero import BUCKET, zero_stage
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
@@ -139,7 +140,7 @@ def _config(spec: Spec, micro_batches: int, parameters: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": spec.dataset.batch_size,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": train.clip_grad_norm,
+        "gradient_clipping": 0.0 if is_exact(train) else train.clip_grad_norm,  # by `ExactDeepSpeedEngine` itself
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 10**9,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from radioplat.common import collectives
+from radioplat.spec.resolved.zero import BUCKET
 
 _BITS = 52  # a float64 sum of multiples of q is exact while it is at most 2**52 q
 _ROOM = 10  # bits by which the largest gradient may grow from one step to the next
@@ -53,6 +54,36 @@ class GradientPart:
         torch._foreach_add_(tensors, shifts)
         torch._foreach_sub_(tensors, shifts)
         self.sums.add_(values)
+
+
+def cut(gradients: torch.Tensor, means: torch.Tensor, places: Sequence[tuple[int, int]]) -> list[GradientPart]:
+    """Return the parts, each of about :data:`BUCKET` elements, of flat tensors with tensors at ``places`` in order.
+
+    Each part holds as many elements in float64 for a moment, so the flat tensors are not one part.
+    """
+    parts: list[GradientPart] = []
+    waiting: list[tuple[int, int]] = []
+    for number, (start, size) in enumerate(places):
+        waiting.append((start, size))
+        first, end = waiting[0][0], start + size
+        if number == len(places) - 1 or end - first >= BUCKET:
+            own = [(start - first, size) for start, size in waiting]
+            parts.append(GradientPart(gradients[first:end], means[first:end], own))
+            waiting = []
+    return parts
+
+
+def clip_factor(norms: Sequence[torch.Tensor], most: float) -> float | None:
+    """Return the factor that brings the norm of several tensors down to ``most``, at most 1; None if it is not finite.
+
+    Args:
+        norms: of each tensor, scalars.
+        most: 0: not limited.
+    """
+    norm = float(torch.linalg.vector_norm(torch.stack(list(norms))))
+    if not norm < math.inf:
+        return None
+    return min(1.0, most / (norm + 1e-6)) if most else 1.0
 
 
 class ExactGradients:
@@ -109,6 +140,11 @@ class ExactGradients:
         else:
             self.clear()
         return fits
+
+    def load(self, largest: torch.Tensor | None) -> None:
+        """Restore :attr:`largest` from a checkpoint, if it has those of as many tensors."""
+        if largest is not None and len(largest) == len(self.largest):
+            self.largest = largest.double()
 
     def clear(self) -> None:
         """Set all sums and gradients to zero."""

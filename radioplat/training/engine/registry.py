@@ -6,15 +6,20 @@ from collections.abc import Callable
 
 from torch import nn
 
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName
 from radioplat.training.engine.ddp_engine import DdpEngine
 from radioplat.training.engine.deepspeed_engine import DeepSpeedEngine
 from radioplat.training.engine.engine import Engine
+from radioplat.training.engine.exact_deepspeed import ExactDeepSpeedEngine
 
-ENGINES: dict[EngineName, Callable[[nn.Module, Spec, int], Engine]] = {
-    EngineName.deepspeed: DeepSpeedEngine,
-    EngineName.ddp: DdpEngine,
+# By name, and whether sums are exact.
+ENGINES: dict[tuple[EngineName, bool], Callable[[nn.Module, Spec, int], Engine]] = {
+    (EngineName.deepspeed, False): DeepSpeedEngine,
+    (EngineName.deepspeed, True): ExactDeepSpeedEngine,
+    (EngineName.ddp, False): DdpEngine,
+    (EngineName.ddp, True): DdpEngine,
 }
 
 
@@ -28,4 +33,4 @@ def build_engine(module: nn.Module, spec: Spec, micro_batches: int) -> Engine:
     Raises:
         SpecError: a parameter group is invalid (see :func:`radioplat.optim.optimizer.build_optimizer`).
     """
-    return ENGINES[spec.train.engine](module, spec, micro_batches)
+    return ENGINES[spec.train.engine, is_exact(spec.train)](module, spec, micro_batches)

@@ -19,8 +19,8 @@ from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.train import OptimConfig
-from radioplat.training.engine import process_group
 from radioplat.training.engine.cpu_bf16 import arithmetic
+from radioplat.training.loop import process_group
 
 zero = load(Path(__file__).parents[2] / "training" / "engine" / "zero_cases.py")
 

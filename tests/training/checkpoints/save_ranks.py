@@ -17,12 +17,13 @@ from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.training.checkpoints.persistence import Persistence, trainable
-from radioplat.training.engine import process_group, whole_tensors
+from radioplat.training.engine import whole_tensors
 from radioplat.training.engine.batchnorm_state import BatchNormStatistics
 from radioplat.training.engine.ema import Ema
 from radioplat.training.engine.registry import build_engine
 from radioplat.training.engine.whole_tensors import WholeTensors
 from radioplat.training.hooks.step_hook import StepHook, StepHooks
+from radioplat.training.loop import process_group
 
 ENGINES = {"ddp": {"engine": "ddp"}, **{f"ZeRO-{stage}": {"zero_stage": stage} for stage in range(4)}}
 SAVED, LAST = 2, 5  # steps

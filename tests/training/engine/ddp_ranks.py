@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from radioplat.errors import TrainingError
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
-from radioplat.training.engine import ddp_engine, deepspeed_engine, process_group
+from radioplat.training.engine import ddp_engine, deepspeed_engine
 from radioplat.training.engine.engine import Engine
 from radioplat.training.engine.registry import build_engine
+from radioplat.training.loop import process_group
 
 STEPS, MICRO = 20, 4
 ENGINES: dict[str, dict[str, Any]] = {

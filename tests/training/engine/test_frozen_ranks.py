@@ -18,9 +18,9 @@ from radioplat.objectives.objective import Objective
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.root import Spec
 from radioplat.training.checkpoints.persistence import Persistence
-from radioplat.training.engine import process_group
 from radioplat.training.engine.registry import build_engine
 from radioplat.training.hooks.step_hook import StepHooks
+from radioplat.training.loop import process_group
 
 # An attention of more than 100,000 weights: fewer are never cut up at stage 3.
 ARCHITECTURE = StudentArchitecture(

@@ -11,8 +11,9 @@ from forked import run_ranks
 from torch import nn
 
 from radioplat.spec.loading.load import load_spec
-from radioplat.training.engine import process_group, zero_gather
+from radioplat.training.engine import zero_gather
 from radioplat.training.engine.registry import build_engine
+from radioplat.training.loop import process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 CASES = [(precision, stage) for precision in ("fp32", "bf16") for stage in (1, 2, 3)]

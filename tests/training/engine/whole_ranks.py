@@ -11,8 +11,9 @@ from forked import load
 
 from radioplat.common import collectives
 from radioplat.optim.optimizer import MOMENTS
-from radioplat.training.engine import process_group, whole_tensors
+from radioplat.training.engine import whole_tensors
 from radioplat.training.engine.engine import WEIGHTS
+from radioplat.training.loop import process_group
 
 zero = load(Path(__file__).with_name("zero_cases.py"))
 CASES = [

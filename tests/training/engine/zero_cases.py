@@ -21,9 +21,9 @@ from radioplat.optim.optimizer import MOMENTS
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName, OptimConfig, OptimizerName, Precision, TrainConfig
-from radioplat.training.engine import process_group
 from radioplat.training.engine.ema import Ema
 from radioplat.training.engine.registry import build_engine
+from radioplat.training.loop import process_group
 
 MICRO, HALF = 4, 3
 STEPS = {"adamw": 6, "sgd": 6, "lamb": 20}

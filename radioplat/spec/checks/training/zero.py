@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.resolved.reduction import is_exact
+from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import EngineName, Precision, TrainConfig
+from radioplat.spec.schema.train import EngineName, OptimizerName, Precision, TrainConfig
 
 
 def zero_problems(spec: Spec) -> Iterator[Problem]:
@@ -28,13 +29,29 @@ def zero_problems(spec: Spec) -> Iterator[Problem]:
 
 def _exact(spec: Spec) -> Iterator[Problem]:
     """Yield settings whose sums depend on the number of workers, whatever ``train.reduction`` is."""
-    train, hint = spec.train, "Take train.engine ddp"
-    if train.engine is not EngineName.ddp:
-        message = "the sums of DeepSpeed depend on the number of workers"
-        yield Problem(message, "train.reduction", f"{hint}, or reduction fast.")
+    train = spec.train
+    if train.engine is EngineName.deepspeed:
+        yield from _exact_deepspeed(train)
     if train.cudnn.benchmark:
         message = "cuDNN takes the algorithm that a measurement finds fastest, which is not always the same"
         yield Problem(message, "train.cudnn.benchmark", "Set it to false, or train.reduction to fast.")
+
+
+def _exact_deepspeed(train: TrainConfig) -> Iterator[Problem]:
+    """Yield what DeepSpeed cannot do with exact sums."""
+    hint = "Take train.engine ddp"
+    if train.zero_stage > 1:
+        message = f"ZeRO {train.zero_stage} adds gradients up in an order that depends on the number of workers"
+        yield Problem(message, "train.zero_stage", "Take zero_stage 0 or 1, train.engine ddp, or reduction fast.")
+    if train.offload:
+        message = "offloaded gradients are added up in an order that depends on the number of workers"
+        yield Problem(message, "train.offload", "Set it to false, or train.reduction to fast.")
+    if train.precision is Precision.fp16:
+        message = "the loss scale of fp16 depends on how workers share the micro-batches"
+        yield Problem(message, "train.precision", "Take bf16 or fp32, or train.reduction fast.")
+    if zero_stage(train) and train.optim.optim in (OptimizerName.lamb, OptimizerName.fusedlamb):
+        message = "with ZeRO 1, which bf16 includes, LAMB adds norms of the workers' parts of a weight"
+        yield Problem(message, "train.optim.optim", f"{hint}, another optimizer, or train.reduction fast.")
 
 
 def _ddp(train: TrainConfig) -> Iterator[Problem]:

@@ -164,6 +164,7 @@ def test_what_zero_3_takes_apart():
 
 
 OPTIM, SOFT = "train.optim", "train.optim.policy=soft_start_annealing"
+EXACT = "train.reduction=exact"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,12 @@ OPTIM, SOFT = "train.optim", "train.optim.policy=soft_start_annealing"
         (["train.engine=ddp", "train.zero_stage=1"], "train.zero_stage"),
         (["train.engine=ddp", "train.offload=true"], "train.offload"),
         (["train.engine=ddp", "train.precision=fp16"], "train.precision"),
+        ([EXACT, "train.zero_stage=2"], "train.zero_stage"),
+        ([EXACT, "train.zero_stage=1", "train.offload=true"], "train.offload"),
+        ([EXACT, "train.precision=fp16"], "train.precision"),
+        ([EXACT, "train.precision=bf16", f"{OPTIM}.optim=lamb"], f"{OPTIM}.optim"),
+        ([EXACT, "train.precision=fp32", "train.zero_stage=1", f"{OPTIM}.optim=fusedlamb"], f"{OPTIM}.optim"),
+        ([EXACT, "train.cudnn.benchmark=true"], "train.cudnn.benchmark"),
         (["distill.then=[evaluate]", "evaluate.use_ema=true"], "evaluate.use_ema"),
         (["distill.then=[export]", "export.use_ema=true"], "export.use_ema"),
         ([SOFT, f"{OPTIM}.warmup_epochs=1"], f"{OPTIM}.warmup_epochs"),
@@ -195,6 +202,9 @@ def test_pairs_that_cannot_be(overrides, where):
         ["train.precision=fp16"],  # whether there is a GPU, `plan` looks
         [f"{OPTIM}.optim=fusedlamb", "train.precision=bf16"],
         ["train.engine=ddp", "train.precision=bf16", f"{OPTIM}.optim=lamb"],
+        [EXACT, "train.zero_stage=1", "train.precision=bf16"],
+        [EXACT, "train.precision=fp32", f"{OPTIM}.optim=lamb"],
+        [EXACT, "train.engine=ddp", f"{OPTIM}.optim=lamb"],
         ["train.enable_ema=true", "train.zero_stage=3", "distill.then=[evaluate]", "evaluate.use_ema=true"],
         ["train.regularizer={type: L1, weight: 1e-5}", "train.zero_stage=2"],
         [SOFT, f"{OPTIM}.policy_params={{soft_start: 0.1, annealing: 0.8, min_lr: 1e-6}}"],
