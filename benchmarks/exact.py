@@ -1,9 +1,9 @@
 """Are weights the same, bit for bit, at any number of workers, and what does that cost?
 
-``python -m benchmarks.exact [--only weights | cost]``. Weights: `benchmarks.judges.same_weights`, which imports nothing
+``python -m benchmarks.exact [--only weights | cost] [--case NAME ...]``. Weights: `benchmarks.judges.same_weights`, which imports nothing
 of radioplat, trains a RADIO ViT and a CNN with BatchNorm for 120 steps with two teachers, running PHI-S and an average,
 with one and two workers of Ray, and with three, of which it kills one and which it resizes; with ``train.reduction:
-fast``, the control, weights must differ. Cost: a CNN is taught on the corpora of `benchmarks.teach` for one pass, three
+fast``, the control, weights must differ. Both with ``ddp``, and the ViT also with DeepSpeed's ZeRO 1. Cost: a CNN is taught on the corpora of `benchmarks.teach` for one pass, three
 seeds with each kind of sums in turn, with two threads; seconds a step, and kNN by `benchmarks.judges.knn`.
 
 The last line on stdout is one JSON object: ``weights_equal`` and ``fast_differs`` (1.0 if all are), ``overhead`` (share
@@ -26,9 +26,12 @@ from benchmarks.teach.programs import FIGURE, TEACHERS, compared, distil, embedd
 from radioplat.quickstart.weights import teacher_weights
 
 STEPS, SEEDS, THREADS = 120, (1, 2, 3), 2
-STUDENTS: dict[str, dict[str, Any]] = {
-    "vit": {},  # that of `tiny_spec`
-    "cnn": {"type": "test_efficientnet"},
+VIT: dict[str, Any] = {}  # that of `tiny_spec`
+CNN = {"type": "test_efficientnet"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the student, and settings of `train`
+    "vit": (VIT, {"engine": "ddp", "zero_stage": 0}),
+    "cnn": (CNN, {"engine": "ddp", "zero_stage": 0}),
+    "vit, ZeRO 1": (VIT, {"engine": "deepspeed", "zero_stage": 1}),
 }
 
 
@@ -39,39 +42,39 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("results/teach"), help="with the corpora of benchmarks.teach"
     )
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
     if given.only != "cost":
         with tempfile.TemporaryDirectory() as home:
-            figures |= weights(Path(home))
+            figures |= weights(Path(home), given.case)
     if given.only != "weights":
         figures |= cost(given.folder.resolve())
     print(json.dumps(figures))
 
 
-def weights(home: Path) -> dict[str, Any]:
-    """Compare weights between numbers of workers, for both students and both kinds of sums."""
+def weights(home: Path, cases: list[str]) -> dict[str, Any]:
+    """Compare weights between numbers of workers, for each case and both kinds of sums."""
     make_inputs(home / "inputs")
     figures: dict[str, Any] = {}
-    for student in STUDENTS:
+    for number, case in enumerate(cases):
         for reduction in ("exact", "fast"):
-            name = f"{student}, {reduction}"
-            spec = home / f"{student}_{reduction}.json"
-            spec.write_text(json.dumps(spec_of(home, student, reduction)), encoding="utf-8")
+            name = f"{case}, {reduction}"
+            folder = home / f"{number}_{reduction}"
+            spec = folder.with_suffix(".json")
+            spec.write_text(json.dumps(spec_of(home, case, reduction)), encoding="utf-8")
             calm = ["--undisturbed"] if reduction == "fast" else []
-            folder = home / f"{student}_{reduction}"
             figures[name] = last_line("benchmarks.judges.same_weights", spec, folder, STEPS, *calm)
             print(f"{name}: {figures[name]}", file=sys.stderr, flush=True)
-    equal = [figures[f"{student}, exact"]["equal"] for student in STUDENTS]
-    differs = [not figures[f"{student}, fast"]["equal"] for student in STUDENTS]
+    equal = [figures[f"{case}, exact"]["equal"] for case in cases]
+    differs = [not figures[f"{case}, fast"]["equal"] for case in cases]
     return {"weights_equal": float(all(equal)), "fast_differs": float(all(differs)), "weights": figures}
 
 
-def spec_of(home: Path, student: str, reduction: str) -> dict[str, Any]:
+def spec_of(home: Path, case: str, reduction: str) -> dict[str, Any]:
     """Return the spec of a run with two teachers; the judge sets workers and folder."""
-    train = {
-        "engine": "ddp",
-        "zero_stage": 0,
+    student, settings = CASES[case]
+    train = settings | {
         "reduction": reduction,
         "threads": 1,
         "enable_ema": True,
@@ -79,8 +82,8 @@ def spec_of(home: Path, student: str, reduction: str) -> dict[str, Any]:
         "resize_interval_s": 600.0,
     }
     spec = tiny_spec(home / "inputs", home, STEPS, (1, 1), **train)
-    if STUDENTS[student]:
-        spec["model"]["backbone"] = STUDENTS[student]
+    if student:
+        spec["model"]["backbone"] = student
     first = spec["distill"]["teacher"][0]
     spec["distill"]["teacher"] = [first, {**first, "name": "second", "mode": "spatial"}]
     spec["distill"]["target_norm"] = {"type": "phi_s", "fit": "running", "refresh_steps": 10}
