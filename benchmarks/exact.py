@@ -1,10 +1,11 @@
 """Are weights the same, bit for bit, at any number of workers, and what does that cost?
 
-``python -m benchmarks.exact [--only weights | cost] [--case NAME ...]``. Weights: `benchmarks.judges.same_weights`, which imports nothing
-of radioplat, trains a RADIO ViT and a CNN with BatchNorm for 120 steps with two teachers, running PHI-S and an average,
-with one and two workers of Ray, and with three, of which it kills one and which it resizes; with ``train.reduction:
-fast``, the control, weights must differ. Both with ``ddp``, and the ViT also with DeepSpeed's ZeRO 1. Cost: a CNN is taught on the corpora of `benchmarks.teach` for one pass, three
-seeds with each kind of sums in turn, with two threads; seconds a step, and kNN by `benchmarks.judges.knn`.
+``python -m benchmarks.exact [--only weights | cost] [--case NAME ...]``. Weights: `benchmarks.judges.same_weights`,
+which imports nothing of radioplat, trains a RADIO ViT and a CNN with BatchNorm for 120 steps with two teachers, running
+PHI-S and an average, with one and two workers of Ray, and with three, of which it kills one and which it resizes; with
+``train.reduction: fast``, the control, weights must differ. Both with ``ddp``, and the ViT also with DeepSpeed's ZeRO
+1. Cost: a CNN is taught on the corpora of `benchmarks.teach` for one pass, three seeds with each kind of sums in turn,
+with two threads; seconds a step, and kNN by `benchmarks.judges.knn`.
 
 The last line on stdout is one JSON object: ``weights_equal`` and ``fast_differs`` (1.0 if all are), ``overhead`` (share
 of a step, median over seeds), ``knn_difference`` (exact minus fast, with its interval).

@@ -126,7 +126,7 @@ class DdpEngine(Engine):
         self._exact: ExactGradients | None = None
         if is_exact(spec.train):
             parts = [part for flat in self._flats for part in flat.exact_parts()]
-            self._exact = ExactGradients(parts, spec.global_batch_size // spec.dataset.batch_size)
+            self._exact = ExactGradients(parts, spec.global_batch_size // spec.dataset.batch_size, micro_batches)
         else:
             self._sums = GradientSums(list(self._places), pieces)
         self._last = self._applied = self._repeats = False

@@ -39,7 +39,7 @@ class ExactDeepSpeedEngine(DeepSpeedEngine):
             parts += cut(flat, means, places)
             tensors += [means.narrow(0, *place) for place in places]
         self._tensors = tensors
-        self._exact = ExactGradients(parts, spec.global_batch_size // spec.dataset.batch_size)
+        self._exact = ExactGradients(parts, spec.global_batch_size // spec.dataset.batch_size, micro_batches)
         self._attach()
         self._last = self._applied = self._repeats = False
 

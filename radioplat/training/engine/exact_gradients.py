@@ -91,15 +91,18 @@ class ExactGradients:
 
     Args:
         parts: their tensors are numbered in this order. Gradients are zero at the start, and after each :meth:`add`.
-        micro_batches: number of micro-batches of a step over all ranks.
+        micro_batches: number of micro-batches of a step over all ranks, at most
+            :data:`radioplat.spec.resolved.reduction.MOST_MICRO_BATCHES`.
+        own: number of those of this rank, padding included.
 
     Attributes:
         largest: float64 ``[tensors]`` on the CPU: the magnitudes that the quanta are made for, part of the run's state.
     """
 
-    def __init__(self, parts: Sequence[GradientPart], micro_batches: int) -> None:
-        self._parts, self._micro_batches = list(parts), micro_batches
+    def __init__(self, parts: Sequence[GradientPart], micro_batches: int, own: int) -> None:
+        self._parts, self._micro_batches, self._own = list(parts), micro_batches, own
         self._sizes: torch.Tensor | None = None
+        self._added = 0  # gradients since the sums were zero
         self._spare = _BITS - math.ceil(math.log2(micro_batches)) - _ROOM
         self.largest = torch.ones(sum(len(part.places) for part in parts), dtype=torch.float64)
 
@@ -108,6 +111,7 @@ class ExactGradients:
         """Add the gradients of one micro-batch, or of one piece of it, and set them to zero."""
         sizes = torch.stack([size for part in self._parts for size in part.sizes()]).double()
         self._sizes = sizes if self._sizes is None else torch.maximum(self._sizes, sizes)
+        self._added += 1
         shifts = (1.5 * 2.0**_BITS * self._quanta()).tolist()
         for part in self._parts:
             count = len(part.places)
@@ -124,10 +128,12 @@ class ExactGradients:
         """
         assert self._sizes is not None
         # Ranks might keep different ones of a number and a NaN.
-        sizes = collectives.maximum(self._sizes.nan_to_num(nan=math.inf, posinf=math.inf)).cpu()
+        sizes = self._sizes.nan_to_num(nan=math.inf, posinf=math.inf)
+        sizes, added = collectives.maximum(torch.cat([sizes, sizes.new_tensor([self._added])])).cpu().split(len(sizes))
+        pieces = max(1, math.ceil(float(added) / self._own))  # of a micro-batch, after memory ran out
         quanta = self._quanta()
         known = torch.isfinite(sizes) & (sizes > 0)
-        exact = sizes * self._micro_batches <= quanta * 2.0**_BITS
+        exact = sizes * (self._micro_batches * pieces) <= quanta * 2.0**_BITS
         fine = quanta <= sizes * 2.0**-_FINEST
         fits = bool((exact & fine | ~known).all())
         # After a decrease the quantum follows by half a step: a smaller one might not fit the next step.
@@ -136,7 +142,7 @@ class ExactGradients:
             for part in self._parts:
                 part.means.copy_(collectives.total(part.sums).div_(self._micro_batches))
                 part.sums.zero_()
-            self._sizes = None
+            self._sizes, self._added = None, 0
         else:
             self.clear()
         return fits
@@ -151,7 +157,7 @@ class ExactGradients:
         for part in self._parts:
             part.sums.zero_()
             part.gradients.zero_()
-        self._sizes = None
+        self._sizes, self._added = None, 0
 
     def _quanta(self) -> torch.Tensor:
         """Return each tensor's quantum, float64 ``[tensors]``."""

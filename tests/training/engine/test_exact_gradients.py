@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radioplat.spec.resolved.reduction import MOST_MICRO_BATCHES
 from radioplat.training.engine.exact_gradients import ExactGradients, GradientPart
 
 PLACES = [(0, 3), (4, 2)]  # the fifth element lies between two tensors
@@ -16,7 +17,7 @@ def sums(micro_batches: int, dtype: torch.dtype = torch.float32) -> tuple[ExactG
     gradients = torch.zeros(6, dtype=dtype)
     means = gradients if dtype is torch.float32 else torch.zeros(6)
     part = GradientPart(gradients, means, PLACES)
-    return ExactGradients([part], micro_batches), part
+    return ExactGradients([part], micro_batches, micro_batches), part
 
 
 def step(exact: ExactGradients, part: GradientPart, gradients: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
@@ -82,3 +83,29 @@ def test_what_is_not_finite_is_not_repeated_and_not_remembered(number):
     means, repeats = step(exact, part, bad)
     assert repeats == 0 and not torch.isfinite(means[0])
     assert exact.largest[0] == before[0] and exact.largest[1] != before[1]
+
+
+def test_as_many_micro_batches_as_a_spec_may_have_fit_after_one_repeat():
+    assert step(*sums(MOST_MICRO_BATCHES), drawn(4, 0))[1] <= 1
+    exact, part = sums(2 * MOST_MICRO_BATCHES)
+    fits = []
+    for _ in range(3):
+        part.gradients[0] = 0.5  # the power of two itself: nothing is left of the bits for rounding
+        exact.add()
+        fits.append(exact.finish())
+    assert fits == [False] * 3
+
+
+def test_pieces_of_a_micro_batch_count_as_so_many():
+    """Memory ran out, and each micro-batch comes in pieces that may be as large as a whole one."""
+    exact, part = sums(2)
+    step(exact, part, [torch.tensor([1.0, 0, 0, 0, 0, 0])] * 2)
+    fits = {}
+    for pieces in (1, 2048):
+        for _ in range(2 * pieces):
+            part.gradients[0] = 1023.0  # 10 bits of growth
+            exact.add()
+        fits[pieces] = exact.finish()
+        exact.clear()
+        exact.largest[0] = 1.0
+    assert fits == {1: True, 2048: False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
-from radioplat.spec.resolved.reduction import is_exact
+from radioplat.spec.resolved.reduction import MOST_MICRO_BATCHES, is_exact
 from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName, OptimizerName, Precision, TrainConfig
@@ -32,6 +32,9 @@ def _exact(spec: Spec) -> Iterator[Problem]:
     train = spec.train
     if train.engine is EngineName.deepspeed:
         yield from _exact_deepspeed(train)
+    if (count := spec.global_batch_size // max(1, spec.dataset.batch_size)) > MOST_MICRO_BATCHES:
+        message = f"a step has {count:,} micro-batches; gradients of at most {MOST_MICRO_BATCHES:,} are added exactly"
+        yield Problem(message, "train.global_batch_size", "Raise dataset.batch_size, or take train.reduction fast.")
     if train.cudnn.benchmark:
         message = "cuDNN takes the algorithm that a measurement finds fastest, which is not always the same"
         yield Problem(message, "train.cudnn.benchmark", "Set it to false, or train.reduction to fast.")

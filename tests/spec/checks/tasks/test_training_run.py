@@ -180,6 +180,7 @@ EXACT = "train.reduction=exact"
         ([EXACT, "train.precision=bf16", f"{OPTIM}.optim=lamb"], f"{OPTIM}.optim"),
         ([EXACT, "train.precision=fp32", "train.zero_stage=1", f"{OPTIM}.optim=fusedlamb"], f"{OPTIM}.optim"),
         ([EXACT, "train.cudnn.benchmark=true"], "train.cudnn.benchmark"),
+        ([EXACT, "dataset.batch_size=1", "train.global_batch_size=32769"], "train.global_batch_size"),
         (["distill.then=[evaluate]", "evaluate.use_ema=true"], "evaluate.use_ema"),
         (["distill.then=[export]", "export.use_ema=true"], "export.use_ema"),
         ([SOFT, f"{OPTIM}.warmup_epochs=1"], f"{OPTIM}.warmup_epochs"),
