@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import statistics
 import time
 from collections.abc import Callable
@@ -14,36 +13,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.interleave import wait
+from radioplat.cluster.gpu_kinds import kind_of
 
 SOURCE = "NVIDIA's data sheets: dense bf16 (half of the figure with sparsity), at the boost clock"
-# Boards of one chip have different peaks; the first pattern that matches counts.
-_PUBLISHED = (
-    (r"GB200", 2.5e15),
-    (r"GB300|B300", 2.5e15),
-    (r"B200", 2.25e15),
-    (r"B100", 1.75e15),
-    (r"H200 NVL", 835e12),
-    (r"GH200|H200", 989e12),
-    (r"H100 NVL", 835e12),
-    (r"H100.*PCIe", 756e12),
-    (r"H100|H800", 989e12),
-    (r"H20\b", 148e12),
-    (r"A100|A800", 312e12),
-    (r"L40S", 362e12),
-    (r"L40", 181e12),
-    (r"L4\b", 121e12),
-    (r"A40\b", 150e12),
-    (r"A30\b", 165e12),
-    (r"A10\b", 125e12),
-)
 GEMM_SIDE, CPU_GEMM_SIDE = 8192, 512
 COPY_BYTES, CPU_COPY_BYTES = 1 << 28, 1 << 22
 REPEATS = 10
-
-
-def published(name: str) -> float | None:
-    """Return the dense bf16 operations a second of a GPU by the name that CUDA gives it; None if it is not known."""
-    return next((peak for pattern, peak in _PUBLISHED if re.search(pattern, name)), None)
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -55,7 +30,7 @@ def describe(device: str) -> dict[str, Any]:
         "kind": device,
         "name": name,
         "memory_bytes": properties.total_memory if properties else None,
-        "published_bf16_flops": published(name) if gpu else None,
+        "published_bf16_flops": kind_of(name).peak if gpu else None,
         "published_source": SOURCE,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -10,20 +10,28 @@ import torch
 
 BF16_CAPABILITY = (8, 0)  # compute capability of Ampere, the first with bf16 in its tensor cores
 _RAY_PREFIX = "accelerator_type:"  # of a node's resource that names its accelerator
-# Dense bf16 operations a second (without sparsity) in NVIDIA's data sheets, of the fastest board of a name.
+# Dense bf16 operations a second (half of the figure with sparsity) at the boost clock, in NVIDIA's data sheets.
 _PEAKS = {
-    "A100": 312e12,
     "A10": 125e12,
     "A30": 165e12,
     "A40": 150e12,
+    "A100": 312e12,
+    "A800": 312e12,
     "L4": 121e12,
     "L40": 181e12,
     "L40S": 362e12,
+    "H20": 148e12,
     "H100": 989e12,
+    "H800": 989e12,
     "H200": 989e12,
     "GH200": 989e12,
+    "B100": 1750e12,
     "B200": 2250e12,
+    "GB200": 2500e12,
+    "B300": 2500e12,
+    "GB300": 2500e12,
 }
+_BOARDS = {("H100", "PCIE"): 756e12, ("H100", "NVL"): 835e12, ("H200", "NVL"): 835e12}  # slower ones of a chip
 _WITHOUT_BF16 = ("K80", "P4", "P40", "P100", "V100", "T4")  # Kepler to Turing
 
 
@@ -55,7 +63,8 @@ def kind_of(name: str, capability: tuple[int, int] | None = None) -> GpuKind:
         bf16: bool | None = capability >= BF16_CAPABILITY
     else:
         bf16 = None if known is None else known in _PEAKS
-    return GpuKind(known or name, bf16, _PEAKS.get(known or ""))
+    slower = (peak for (chip, board), peak in _BOARDS.items() if chip == known and board in words)
+    return GpuKind(known or name, bf16, next(slower, _PEAKS.get(known or "")))
 
 
 def kinds_here() -> tuple[GpuKind, ...]:

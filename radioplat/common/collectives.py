@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -127,12 +128,15 @@ def mark_agreed() -> Iterator[None]:
         raise
 
 
-def open_channel() -> dist.ProcessGroup | None:
+def open_channel(timeout: timedelta) -> dist.ProcessGroup | None:
     """Return a new process group for a second thread: two threads in one group would receive each other's messages.
 
     Every rank must call it, in the training thread. None without a process group.
+
+    Args:
+        timeout: how long a rank waits for another.
     """
-    return None if alone() else dist.new_group(backend="gloo")
+    return None if alone() else dist.new_group(backend="gloo", timeout=timeout)
 
 
 def send(values: torch.Tensor, to: int, channel: dist.ProcessGroup | None = None) -> None:

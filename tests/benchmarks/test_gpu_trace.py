@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import interleave, ladder, peaks, trace
+from benchmarks.gpu import interleave, ladder, trace
 from benchmarks.gpu.setting import Setting, model_of
 
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
@@ -63,25 +63,6 @@ def test_parts_are_noted_between_start_and_stop_alone():
     parts.mark("backward")
     found = parts.milliseconds(steps=2)
     assert list(found) == ["forward"] and found["forward"] >= 10
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 NVL", 835e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA L4", 121e12),
-        ("NVIDIA B200", 2.25e15),
-        ("NVIDIA A10G", None),
-        ("NVIDIA GeForce RTX 4090", None),
-    ],
-)
-def test_the_published_peak_is_that_of_the_board(name, peak):
-    assert peaks.published(name) == peak
 
 
 def test_ratios_are_taken_inside_rounds():

@@ -18,8 +18,8 @@ from radioplat.tracking.status import StatusLog
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.guards.pause import Pauses, watch_notices
 from radioplat.training.loop import process_group
-from radioplat.training.loop.collective_timeout import collective_timeout
 from radioplat.training.loop.worker import run_worker
+from radioplat.training.watch.collective_timeout import collective_timeout
 from radioplat.training.watch.rank_context import RankContext
 
 

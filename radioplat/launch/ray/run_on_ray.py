@@ -23,7 +23,7 @@ from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, start_pool, stop_pool
 from radioplat.tracking.attempts.attempts import LOST, Attempts
 from radioplat.tracking.attempts.logs import attempt_folder, begun
-from radioplat.training.loop.collective_timeout import collective_timeout
+from radioplat.training.watch.collective_timeout import collective_timeout
 
 
 def run_on_ray(run: Run, say: Callable[[str], None]) -> None:

@@ -38,6 +38,7 @@ from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.writer import CheckpointWriter, Outcome
 from radioplat.training.engine.engine import WEIGHTS, Engine, stored
 from radioplat.training.hooks.step_hook import StepHooks
+from radioplat.training.watch.collective_timeout import collective_timeout
 
 
 class Persistence:
@@ -97,7 +98,7 @@ class Persistence:
         if self.state.global_step:
             state = {**self._moments_of, **self._weights}
             engine.load_full_state(names, self._moments, state, self.state.optimizer_steps)
-        self._channel = collectives.open_channel()
+        self._channel = collectives.open_channel(collective_timeout(self._run.spec))
         self._whole = engine.whole_tensors(names, self._channel)
 
     def restore_hooks(self, hooks: StepHooks) -> None:

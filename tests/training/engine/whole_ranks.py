@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def on_every_rank(run: Any, values: dict[str, list[torch.Tensor]]) -> dict[str, 
 def differences(case: Any) -> list[str]:
     """What of two saves is not, bit for bit, what the ranks had at the steps of the saves; on rank 0."""
     run, wrong = zero.start(case), []
-    channel = collectives.open_channel()
+    channel = collectives.open_channel(timedelta(minutes=5))
     whole = run.engine.whole_tensors(run.names, channel)
     whole.reserve([WEIGHTS, *MOMENTS[case.optimizer], "ema"])
     for number in (0, 3):
