@@ -27,7 +27,7 @@ from radioplat.spec.resolved.precision import precision_of, uses_tf32
 from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.resolved.teacher import ResolvedTeacher, student_view
 from radioplat.spec.resolved.zero import zero_stage
-from radioplat.spec.schema.distill import Source
+from radioplat.spec.schema.distill import Source, TargetNormFit
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName, Precision
@@ -228,7 +228,8 @@ def memory(preflight: Preflight) -> None:
 def _waiting_bytes(preflight: Preflight) -> int:
     """Return the bytes of the micro-batches on a worker's GPU: those that wait, and the student's own.
 
-    Inline teachers also hold there what they have computed further ahead.
+    Inline teachers also hold there what they have computed further ahead. A step of which micro-batches may have to be
+    computed again, or which begins with statistics of all, holds all of its own.
     """
     spec, models = preflight.spec, preflight.models
     assert models is not None
@@ -239,7 +240,10 @@ def _waiting_bytes(preflight: Preflight) -> int:
     inline = [teacher for teacher in outer if is_inline(teacher, preflight.on_ray)]
     size, of = spec.dataset.batch_size, (models.infos, models.grids)
     queued = prefetch_depth(spec) * micro_batch_bytes(size, [], inline, *of)
-    return (AHEAD + 1) * micro_batch_bytes(size, inner, outer, *of) + queued
+    fewest = spec.worker_bounds[0]
+    of_a_step = -(-spec.global_batch_size // (size * fewest))
+    whole = is_exact(spec.train) or spec.distill.target_norm.fit is TargetNormFit.with_step
+    return (AHEAD + (of_a_step if whole else 1)) * micro_batch_bytes(size, inner, outer, *of) + queued
 
 
 def teacher_bytes(teacher: ResolvedTeacher, parameters: int) -> int:

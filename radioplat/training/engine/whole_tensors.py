@@ -122,6 +122,8 @@ class WholeTensors:
         """Return an empty dictionary if copies of all values fit the device, else None."""
         needed = sum(v.numel() * v.element_size() for kind in self._values.values() for v in kind if v is not None)
         free, total = torch.cuda.mem_get_info(device)
+        # A save right after a roll-back comes before the first step: leave the room that steps took before it.
+        free -= torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device)
         return {} if needed <= free - SPARE * total else None
 
     def _copy_on_device(self, copies: dict[str, list[torch.Tensor | None]]) -> None:

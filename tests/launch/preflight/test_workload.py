@@ -105,6 +105,11 @@ def test_inline_teachers_take_the_workers_time_and_send_nothing():
     pixels = 3 * spec.dataset.img_size**2
     waiting = spec.dataset.batch_size * (3 * (pixels + answers) + 4 * answers)
     assert f"{terminal.size(waiting)} for micro-batches" in inline.facts["memory of a worker's GPU"]
+    # A step whose micro-batches may have to be computed again holds them all: four of each worker here.
+    exact = ("train.reduction=exact", f"train.global_batch_size={4 * 4 * spec.dataset.batch_size}")
+    whole = told(*exact, "teachers={a: {placement: inline}, b: {placement: inline}}").facts["memory of a worker's GPU"]
+    step = spec.dataset.batch_size * ((2 + 4) * (pixels + answers) + 4 * answers)
+    assert f"{terminal.size(step)} for micro-batches" in whole
     local = told("train.num_gpus=1", on_ray=False, resources=Resources(8, 1, (kind_of("H100"),)))
     assert local.facts["GPUs"] == "1 of 1: 1 worker(s) with a, b inline"
 
