@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from radioplat.tracking.json_lines import parse_line
 from radioplat.tracking.progress import StepProgress
 
 _SHOWN = 6  # metrics of a validation shown on the terminal; status.json has all
@@ -87,11 +87,12 @@ class Follower:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            self._take(json.loads(line))
+        for line in whole.split(b"\n"):
+            if (value := parse_line(line)) is not None:  # else the line of a writer that was killed
+                self._take(value)
 
     def _take(self, line: dict[str, Any]) -> None:
-        if self._progress and line["message"].startswith("validation at step"):
+        if self._progress and line.get("message", "").startswith("validation at step"):
             figures = [f"{name} {value:.4f}" for name, value in line["kpi"].items()][:_SHOWN]
             self._progress.tell("  ".join([line["message"].partition(";")[0], *figures]))
         if "checkpoint" in line:

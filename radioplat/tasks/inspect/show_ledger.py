@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from radioplat.common import terminal
@@ -19,21 +20,32 @@ def show(proofs: dict[Path, Proof]) -> None:
         terminal.show_table(
             f"{folder}, steps {proof.first_step} to {proof.final_step}", ["samples", "", ""], _rows(proof)
         )
-        for finding in proof.examples:
+        for finding in (*proof.examples, *(f"{path.name} cannot be read: {why}" for path, why in proof.gaps.items())):
             terminal.say(f"  {finding}")
         if proof.holds:
-            terminal.say(f"all {proof.expected} expected samples were seen exactly once")
-    failed = [
-        Problem(
-            f"the ledger does not prove exactly-once: {proof.missing} missing, {proof.repeated} repeated, "
-            f"{proof.misplaced} misplaced of {proof.expected}",
-            str(folder),
-        )
-        for folder, proof in proofs.items()
-        if not proof.holds
-    ]
+            learnt = f"; {proof.without_weight} of them without weight" if proof.without_weight else ""
+            terminal.say(f"all {proof.expected} expected samples were seen exactly once{learnt}")
+    failed = [problem for folder, proof in proofs.items() for problem in _problems(folder, proof)]
     if failed:
         raise DataError(*failed)
+
+
+def _problems(folder: Path, proof: Proof) -> Iterator[Problem]:
+    """Yield why the run did not learn each sample of the order once."""
+    if not proof.holds:
+        gaps = f"; {len(proof.gaps)} file(s) cannot be read" if proof.gaps else ""
+        yield Problem(
+            f"the ledger does not prove exactly-once: {proof.missing} missing, {proof.repeated} repeated, "
+            f"{proof.misplaced} misplaced of {proof.expected}{gaps}",
+            str(folder),
+        )
+    if not proof.learnt:
+        yield Problem(
+            f"{proof.without_weight} of {proof.expected} samples were seen without weight, more than the share of "
+            f"{proof.most_without_weight:g} that dataset.max_bad_fraction allows",
+            str(folder),
+            "The table names the reasons; `radioplat diagnose` shows the last warnings of the run.",
+        )
 
 
 def _rows(proof: Proof) -> list[list[str]]:

@@ -62,4 +62,5 @@ def prove_run(folder: Path, dataset: DatasetConfig | None = None) -> Proof:
         state.global_step,
         first_step=state.order_from,
         attempt=state.attempt,
+        most_without_weight=dataset.max_bad_fraction,
     )

@@ -66,11 +66,17 @@ class NonFiniteGuard(StepHook):
 
         Raises:
             TrainingError: on every rank: with policy ``fail``, if no teacher remains, or if too many steps in a row
-                were not finite.
+                were not finite or had no sample with weight.
         """
         if not self._empty:
             self._empty_in_a_row = 0
         with collectives.mark_agreed():
+            if self._empty_in_a_row >= self._config.max_non_finite_steps:
+                raise TrainingError(
+                    f"{self._empty_in_a_row} steps in a row had no sample with weight, the last is step {record.step}",
+                    where="train.max_non_finite_steps",
+                    hint="The ledger has the reason for each sample: see `radioplat ledger`.",
+                )
             if self.tripped:
                 self._decide(record)
             elif record.moved:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from radioplat.data.ledger import proof as module
 from radioplat.data.ledger.ledger import REJECTS_SCHEMA, Ledger
 from radioplat.data.ledger.proof import prove
-from radioplat.errors import DataError
 
 BATCH = 6
 
@@ -128,7 +127,52 @@ def test_rejects_by_reason_and_only_of_the_steps_that_count(tmp_path):
     assert found.unlearned == {"skipped_step": 4, "non_finite": 2, "corrupt_image": 1, "short_read": 1}
 
 
-def test_a_ledger_that_cannot_be_read(tmp_path):
-    (tmp_path / "consumed-a0001-r00000-000000.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="cannot be read"):
-        prove(tmp_path, Order(), BATCH, 3)
+def test_a_file_that_cannot_be_read_is_one_named_gap(tmp_path):
+    """The rest is compared without it."""
+    write(tmp_path, 1, range(6))
+    damaged = sorted(tmp_path.glob("*.parquet"))[1]
+    for content in (b"", b"PAR1 and no more", damaged.read_bytes()[:-9]):
+        damaged.write_bytes(content)
+        found = prove(tmp_path, Order(), BATCH, 6)
+        assert list(found.gaps) == [damaged] and found.gaps[damaged]
+        assert not found.holds and (found.missing, found.consumed, found.replayed) == (12, 24, 0)
+
+
+def test_the_middle_of_a_file_that_cannot_be_read(tmp_path):
+    write(tmp_path, 1, range(6))
+    damaged = sorted(tmp_path.glob("*.parquet"))[1]
+    content = damaged.read_bytes()
+    footer = 8 + int.from_bytes(content[-8:-4], "little")
+    damaged.write_bytes(b"PAR1" + bytes(len(content) - footer - 4) + content[-footer:])
+    found = prove(tmp_path, Order(), BATCH, 6)
+    assert list(found.gaps) == [damaged] and not found.holds and found.missing == 12
+
+
+def test_each_file_is_opened_as_often_in_a_long_run(tmp_path, monkeypatch):
+    """The rows of a file are in a few windows, however many windows and files there are."""
+    opened = {}
+    for steps in (12, 48):
+        folder = tmp_path / str(steps)
+        write(folder, 1, range(steps))
+        names: list[str] = []
+        read = module.pq.read_table
+        monkeypatch.setattr(module.pq, "read_table", lambda path, **how: names.append(path.name) or read(path, **how))  # noqa: B023
+        assert prove(folder, Order(), BATCH, steps).holds
+        monkeypatch.setattr(module.pq, "read_table", read)
+        opened[steps] = len(names) / len(list(folder.glob("*.parquet")))
+    assert opened[48] <= opened[12] <= 2
+
+
+@pytest.mark.parametrize(("bad", "learnt"), [(50, True), (51, False)])
+def test_more_samples_without_weight_than_are_accepted(tmp_path, bad, learnt):
+    """Of at least a thousand; one that was bad in a skipped step counts once, one of a single colour not at all."""
+    write(tmp_path, 1, range(20))
+    book, rows = Ledger(tmp_path, 0, 1), np.arange(bad)
+    for row in rows:
+        book.rejected(int(row) // BATCH, 0, rows[row : row + 1], rows[row : row + 1], ["missing_file: gone"])
+    book.rejected(0, 0, rows[:3], rows[:3], ["skipped_step"] * 3)
+    book.rejected(15, 0, np.array([90]), np.array([1]), ["uniform_color: 3"])
+    book.flush()
+    found = prove(tmp_path, Order(), BATCH, 20, most_without_weight=0.05)
+    assert found.holds and found.learnt is learnt and found.without_weight == bad
+    assert found.unlearned == {"missing_file": bad, "skipped_step": 3, "uniform_color": 1}

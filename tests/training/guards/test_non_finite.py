@@ -165,3 +165,18 @@ def test_a_step_without_weight_is_skipped_and_such_steps_in_a_row_are_counted(gu
     assert not record.skipped
     ended(it, 2, moved=True)
     assert decided(it, 3, (empty, losses()))[0].decision.skip == "none of its samples has weight"
+
+
+def test_steps_without_weight_end_the_run_as_steps_that_are_not_finite_do(guard):
+    """What has no weight need not be a bad sample: images of one colour are left out, or all may be bad by the spec."""
+    it = guard("skip_step", limit=3)
+    nothing = batch(1, 2)
+    nothing.weight[:] = 0
+    for step, samples in enumerate((nothing, nothing, batch(1, 2), nothing, nothing)):
+        record, _ = decided(it, step, (samples, losses()))
+        assert record.skipped == (samples is nothing)
+        it.end_step(record)
+    record, _ = decided(it, 5, (nothing, losses()))
+    with pytest.raises(TrainingError, match="3 steps in a row had no sample with weight, the last is step 5") as found:
+        it.end_step(record)
+    assert found.value.problems[0].where == "train.max_non_finite_steps"
