@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,14 @@ from rich.table import Table
 from radioplat.common.redact import redact
 from radioplat.errors import RadioplatError
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def show_error(error: RadioplatError) -> None:
     """Print one line per problem on stderr, with secrets masked."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for problem in error.problems:
-        console.print(f"[bold red]error[/] {escape(redact(str(problem)))}")
+        console.print(f"[bold red]error[/] {escape(shown(redact(str(problem))))}")
 
 
 def show_table(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
@@ -29,18 +32,18 @@ def show_table(title: str, columns: list[str], rows: list[list[str]], note: str 
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(escape(shown(cell)) for cell in row))
     _stdout().print(table)
 
 
 def say(line: str) -> None:
     """Print a line on stdout."""
-    _stdout().print(line, markup=False)
+    _stdout().print(shown(line), markup=False)
 
 
 def note(line: str) -> None:
     """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    print(shown(line), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -64,6 +67,14 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def shown(text: str) -> str:
+    """Return ``text`` with its control characters, but for line ends and tabs, written as ``\\x1b``.
+
+    Names of files, images and classes come from outside: a terminal would obey them.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def size(count: float) -> str:

@@ -43,6 +43,6 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """Parse the JSON object in ``line``; None for anything else."""
     try:
         value = json.loads(line)
-    except ValueError:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+    except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
         return None
     return value if isinstance(value, dict) else None

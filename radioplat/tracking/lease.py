@@ -231,9 +231,11 @@ def read_holder(path: Path) -> Holder | None:
 def parse_holder(text: bytes) -> Holder | None:
     """Parse the holder in the text of such a file; None if it is half-written."""
     try:
-        return Holder(**json.loads(text))
-    except (ValueError, TypeError):
+        holder = Holder(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):
         return None
+    # A signal to a process id of 1 or less goes to the first process, or to many.
+    return holder if type(holder.pid) is int and holder.pid > 1 else None
 
 
 def check_lease(folder: Path, token: str) -> TrainingError | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from radioplat.common.atomic_files import written_aside
+from radioplat.common.atomic_files import aside_of, written_aside
 from radioplat.common.redact import redact_yaml
 from radioplat.errors import RadioplatError
 
@@ -104,8 +104,7 @@ class TaskFolder:
         if not (self.path / name).exists() or Path(name).name != name:
             raise FileNotFoundError(f"no checkpoint {name} in {self.path}")
         link = self.path / "model_latest"
-        aside = self.path / f".model_latest.{os.getpid()}"
-        aside.unlink(missing_ok=True)
+        aside = aside_of(link)
         aside.symlink_to(name)  # relative, so that the results folder can be moved
         os.replace(aside, link)
         return link

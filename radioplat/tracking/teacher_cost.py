@@ -126,10 +126,10 @@ class TeacherCosts:
 
     @staticmethod
     def read(folder: Path) -> TeacherCosts | None:
-        """Read what :meth:`write` wrote into ``folder``; None if there is no file."""
+        """Read what :meth:`write` of this version wrote into ``folder``; None if there is no such file."""
         try:
             saved = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            teachers = {name: TeacherCost(*(cost[n] for n in _NAMES)) for name, cost in saved["teachers"].items()}
+            return TeacherCosts(teachers, Prices(saved["gpu_hour_price"], saved["cpu_hour_price"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        teachers = {name: TeacherCost(*(cost[n] for n in _NAMES)) for name, cost in saved["teachers"].items()}
-        return TeacherCosts(teachers, Prices(saved["gpu_hour_price"], saved["cpu_hour_price"]))

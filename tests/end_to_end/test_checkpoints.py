@@ -19,6 +19,7 @@ from radioplat.tasks.plan.plan import plan
 from radioplat.tracking.attempts.goodput import goodput
 from radioplat.tracking.follow import CheckpointEvent
 from radioplat.tracking.status import read_status
+from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import newest, verified_state
 from radioplat.training.checkpoints.mirror import Mirror
 from radioplat.training.checkpoints.persistence import Persistence
@@ -110,6 +111,12 @@ def test_a_lost_folder_goes_on_from_the_store(quiet_run, make_spec, distil, s3_s
     again = distil(spec, *EVERY_SECOND, there)
     assert again.result.resumed_from == 4 and f"goes on from {NAMES[1]} at step 4" in again.lines[0]
     assert same(again.result.checkpoint, quiet_run.result.checkpoint, student_tensors)
+    # The ledger was lost with the folder: it proves what was run since, and says so.
+    proof = prove_run(again.folder)
+    assert proof.holds and (proof.first_step, proof.expected) == (4, 24) and again.result.account.lost == 0
+    assert "the ledger of steps 0 to 4 is lost" in "".join(
+        line["message"] for line in read_status(again.folder / "status.json")
+    )
     # By its name, in another folder.
     named = f"train.resume_training_checkpoint_path=s3://kept/{tmp_path.name}/distill/{NAMES[1]}"
     other = distil(make_spec(tmp_path / "other"), *EVERY_SECOND, named)

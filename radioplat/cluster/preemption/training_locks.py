@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,20 +21,26 @@ def training(folder: Path = _FOLDER) -> Iterator[None]:
     """List this process in :func:`training_workers` during the block; a failure to do so is ignored."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            _require_ours(folder)
             path = folder / str(os.getpid())
-            file = stack.enter_context(open(path, "w"))
+            file = stack.enter_context(open(path, "a", opener=_open))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             stack.callback(path.unlink, missing_ok=True)
         yield
 
 
 def training_workers(folder: Path = _FOLDER) -> list[int]:
-    """Return the process ids of the workers that train."""
-    processes = []
+    """Return the process ids of the workers that train; none if the folder is not this user's own."""
+    processes: list[int] = []
+    try:
+        _require_ours(folder)
+    except OSError:
+        return processes
     for path in folder.glob("[0-9]*"):
         try:
-            with open(path) as file:
+            with open(path, opener=_open) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)  # the process has ended
         except BlockingIOError:
@@ -41,3 +48,18 @@ def training_workers(folder: Path = _FOLDER) -> list[int]:
         except OSError:
             continue
     return processes
+
+
+def _require_ours(folder: Path) -> None:
+    """Check that nobody else can put files into a folder whose name everybody knows.
+
+    Raises:
+        OSError: it is missing, a link, of another user, or open to others.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

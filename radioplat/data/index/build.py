@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from radioplat.spec.schema.dataset import SplitConfig
 
 __all__ = ["ShardIndex", "build_index"]
 
+_BUILDING = threading.Lock()
 _Key = tuple[str, str, str, int, int]  # kind (and image_extension, if set), root, name, size, mtime_ns
 
 
@@ -180,8 +182,9 @@ def _locked(index_dir: Path) -> Iterator[None]:
     """Lock the folder against other processes that build an index in it."""
     try:
         index_dir.mkdir(parents=True, exist_ok=True)
-        with open(index_dir / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        # `lockf`, because `flock` does not reach other machines on every NFS; it does not keep out threads.
+        with _BUILDING, open(index_dir / ".lock", "w") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise DataError(f"the index cannot be written: {error.strerror}", where=str(index_dir)) from None

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from radioplat.common.atomic_files import written_aside
+from radioplat.common.atomic_files import sync_folder, written_aside
 from radioplat.data.batch import Batch
 from radioplat.data.index.columns import Column
 from radioplat.data.index.shard_index import ShardIndex
@@ -77,12 +77,15 @@ class Ledger:
 
     def flush(self) -> None:
         """Write all rows to disk; call it before a checkpoint is committed."""
+        wrote = bool(self._consumed or self._rejected)
         kinds = (("consumed", self._consumed, CONSUMED_SCHEMA), ("rejected", self._rejected, REJECTED_SCHEMA))
         for kind, parts, schema in kinds:
             if parts:
                 _write(self._table(parts, schema), self._new_path(kind))
                 parts.clear()
         self._rows = 0
+        if wrote:
+            sync_folder(self._directory)
 
     def _table(self, parts: list[_Rows], schema: pa.Schema) -> pa.Table:
         counts = [len(positions) for _, _, positions, *_ in parts]
@@ -191,5 +194,5 @@ def read_rows(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    with written_aside(path) as aside:
+    with written_aside(path, sync=True) as aside:
         pq.write_table(table, aside)

@@ -16,9 +16,9 @@ STUDENT_KEY = "radioplat.student"  # in the metadata
 
 
 class _StudentFormat(Format[StudentArchitecture, Student]):
-    def load(self, path: str | Path, where: str = "", ema: bool | None = None) -> Student:
+    def load(self, path: str | Path, where: str = "", ema: bool | None = None, verify: bool = True) -> Student:
         """Open a student as :meth:`Format.load` does; reparametrized weights are replaced by plain ones."""
-        return super().load(path, where, ema).fold()
+        return super().load(path, where, ema, verify).fold()
 
 
 STUDENT = _StudentFormat(

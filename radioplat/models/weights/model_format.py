@@ -115,11 +115,12 @@ class Format(Generic[ArchitectureT, ModelT]):
         return tensors
 
     def read(
-        self, path: str | Path, where: str = "", ema: bool | None = None
+        self, path: str | Path, where: str = "", ema: bool | None = None, verify: bool = True
     ) -> tuple[ArchitectureT, dict[str, torch.Tensor]]:
         """Read architecture and tensors; arguments and errors as of :meth:`load`."""
         architecture = self.read_architecture(path, where)
-        require_unchanged(path, (*self.prefixes, *(() if ema is False else (EMA_FILE,))), where)
+        if verify:
+            require_unchanged(path, (*self.prefixes, *(() if ema is False else (EMA_FILE,))), where)
         if ema and not has_average(path):
             hint = "The run that wrote it had train.enable_ema=false."
             raise WeightsError(f"{path} has no EMA weights", where=where, hint=hint)
@@ -127,19 +128,20 @@ class Format(Generic[ArchitectureT, ModelT]):
         require_finite(tensors, path, where)
         return architecture, tensors
 
-    def load(self, path: str | Path, where: str = "", ema: bool | None = None) -> ModelT:
+    def load(self, path: str | Path, where: str = "", ema: bool | None = None, verify: bool = True) -> ModelT:
         """Open a model, in fp32 and evaluation mode, on the CPU.
 
         Args:
             path: a checkpoint folder (``results/distill/model_latest``), or the file of ``export.format: safetensors``.
             where: the spec field of the path, for messages.
             ema: True for the averaged weights, False for the plain ones; None for the averaged if there are any.
+            verify: compare the files with the checkpoint's ``manifest.json``, which reads them once more.
 
         Raises:
             WeightsError: the folder is no checkpoint, is damaged, differs from its manifest, contains a NaN, or lacks
                 the requested averages.
         """
-        architecture, tensors = self.read(path, where, ema)
+        architecture, tensors = self.read(path, where, ema, verify)
         model: Any = self.build(architecture, where)
         load_into(model, tensors, path, where)
         return model.eval()

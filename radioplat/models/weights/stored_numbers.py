@@ -17,10 +17,11 @@ _COUNTS = {
     "img_size": 100_000, "cpe_max_size": 100_000, "patch_size": 10_000,
 }  # fmt: skip
 _OTHER = 100_000_000  # widths and classes
+_FLOAT = 1e6  # magnitude of ratios, rates and scales
 
 
 def require_plausible(text: str, file: Path, where: str) -> None:
-    """Check every integer in an architecture's JSON.
+    """Check every number in an architecture's JSON.
 
     Args:
         text: the metadata's value; text that is not JSON is ignored here, because its reader rejects it.
@@ -28,26 +29,30 @@ def require_plausible(text: str, file: Path, where: str) -> None:
         where: the spec field of the checkpoint, for the message.
 
     Raises:
-        WeightsError: a number lies outside the limits of its field.
+        WeightsError: a number lies outside the limits of its field or is not finite, or the text is nested too deeply.
     """
     try:
-        raw = json.loads(text)
+        numbers = list(_numbers(json.loads(text), "", ""))
     except ValueError:
         return
-    for path, name, value in _integers(raw, "", ""):
-        least, most = (0, _COUNTS[name]) if name in _COUNTS else (-_OTHER, _OTHER)
+    except RecursionError:
+        message = f"{file} describes an impossible model: its JSON is nested too deeply"
+        raise WeightsError(message, where=where) from None
+    for path, name, value in numbers:
+        most: float = _FLOAT if isinstance(value, float) else _COUNTS.get(name, _OTHER)
+        least = 0 if name in _COUNTS else -most
         if not least <= value <= most:
             message = f"{file} describes an impossible model: {path} is {value}, not between {least} and {most}"
             raise WeightsError(message, where=where)
 
 
-def _integers(value: Any, path: str, name: str) -> Iterator[tuple[str, str, int]]:
-    """Yield path, field name and value of each integer inside JSON ``value``."""
+def _numbers(value: Any, path: str, name: str) -> Iterator[tuple[str, str, float]]:
+    """Yield path, field name and value of each number inside JSON ``value``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _integers(inner, f"{path}.{key}" if path else key, key)
+            yield from _numbers(inner, f"{path}.{key}" if path else key, key)
     elif isinstance(value, list):
         for i, inner in enumerate(value):
-            yield from _integers(inner, f"{path}[{i}]", name)
-    elif isinstance(value, int) and not isinstance(value, bool):
+            yield from _numbers(inner, f"{path}[{i}]", name)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield path, name, value

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from radioplat.common.atomic_files import written_aside
+from radioplat.common.atomic_files import aside_of, written_aside
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.loading.image_files import ImageView, images_in
 from radioplat.errors import DataError, SpecError
@@ -128,7 +127,8 @@ def _files(
     They get their names at the end of the block, and then those of an earlier run are gone. If the block raises,
     nothing changes.
     """
-    labels, aside = folder / "labels", folder / f".labels.{os.getpid()}"
+    labels = folder / "labels"
+    aside = aside_of(labels)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, aside, ignore_errors=True)
         path = stack.enter_context(written_aside(folder / TABLE))

@@ -106,13 +106,13 @@ class Goodput:
 
     @staticmethod
     def read(task_folder: Path) -> Goodput | None:
-        """Read what :meth:`write` wrote; None if there is no file."""
+        """Read what :meth:`write` of this version wrote; None if there is no such file."""
         try:
             figures = json.loads((task_folder / SUMMARY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            figures.pop("kpi", None)
+            return Goodput(**figures | {"restarts": [tuple(restart) for restart in figures["restarts"]]})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        figures.pop("kpi", None)
-        return Goodput(**figures | {"restarts": [tuple(restart) for restart in figures["restarts"]]})
 
 
 def read_accounts(task_folder: Path) -> list[dict[str, Any]]:

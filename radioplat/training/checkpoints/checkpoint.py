@@ -204,7 +204,7 @@ def _json(file: Path) -> Any:
     """Return the parsed JSON of ``file``; None if it does not exist or is not valid JSON."""
     try:
         return json.loads(file.read_bytes()) if file.is_file() else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

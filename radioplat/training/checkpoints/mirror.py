@@ -121,7 +121,12 @@ class Mirror:
             self._remove_folder(one.folder)
 
     def add(self, file: Path) -> None:
-        """Copy one more file of a checkpoint to its newest upload; do nothing if the checkpoint has none."""
+        """Copy one more file of a checkpoint to its newest upload; do nothing if the checkpoint has none.
+
+        Raises:
+            TrainingError: another writer has registered.
+        """
+        self._own()
         uploads = [one for one in self._finished() if one.checkpoint == file.parent.name]
         if uploads:
             folder = max(uploads, key=lambda one: one.written).folder

@@ -60,6 +60,7 @@ class Persistence:
         self._writer: CheckpointWriter | None = None
         self._sender = Background()  # of ranks other than 0; rank 0 receives in the thread of its writer
         self._channel: dist.ProcessGroup | None = None
+        self._lost = ""  # what is missing of the ledger; rank 0 only
         self._path, self.state = collectives.from_first(self._begin)
         self.state.world_size = world_size
         self._last = 0  # step of the last save
@@ -73,6 +74,8 @@ class Persistence:
 
         if self._writer is not None:
             self._writer.warn = warn_both
+        if self._lost:
+            warn_both(self._lost)
 
     def restore_weights(self, objective: Objective) -> None:
         """Load the weights and buffers of the student and its peers, if there is a checkpoint to resume from.
@@ -258,6 +261,9 @@ class Persistence:
         path, state = start
         state.attempt = attempt
         if state.order_hash != self._run.order_hash or path.parent.resolve() != self._run.folder.resolve():
+            state.order_from = state.global_step
+        elif state.global_step > state.order_from and not any(self._run.folder.glob("ledger/consumed-a*.parquet")):
+            self._lost = f"the ledger of steps {state.order_from} to {state.global_step} is lost; it begins anew"
             state.order_from = state.global_step
         state.order_hash, state.order_fields = self._run.order_hash, self._run.order_fields
         return path, state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -67,4 +68,13 @@ def test_one_that_does_not_leave(start, tmp_path, capsys):
 def test_another_machines_run_is_not_ours(tmp_path):
     elsewhere = dataclasses.replace(Holder.myself(), place="another host")
     (tmp_path / NAME).write_text(json.dumps(dataclasses.asdict(elsewhere)))
+    assert not holders(tmp_path)
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1, "7", 2.5, None, True])
+def test_a_lease_with_a_crafted_process_id_stops_nothing(tmp_path, pid, monkeypatch):
+    """-1 is everybody's."""
+    mine = dataclasses.asdict(Holder.myself()) | {"pid": pid, "born": "?"}
+    (tmp_path / NAME).write_text(json.dumps(mine))
+    monkeypatch.setattr(os, "kill", lambda *given: pytest.fail(f"kill{given}"))
     assert not holders(tmp_path)

@@ -54,6 +54,9 @@ def test_architecture_as_json(architecture):
         (lambda raw: raw["kwargs"].update(depth=10**9), "kwargs.depth is 1000000000"),
         (lambda raw: raw.update(num_class_tokens=10**9), "num_class_tokens is 1000000000"),
         (lambda raw: raw["heads"][0].update(hidden=2**40), r"heads\[0\].hidden is 1099511627776"),
+        (lambda raw: raw["kwargs"].update(mlp_ratio=float("inf")), "kwargs.mlp_ratio is inf"),
+        (lambda raw: raw["kwargs"].update(mlp_ratio=1e9), "kwargs.mlp_ratio is 1000000000.0"),
+        (lambda raw: raw["kwargs"].update(mlp_ratio=float("nan")), "kwargs.mlp_ratio is nan"),
     ],
 )
 def test_a_crafted_architecture_is_refused_at_once(change, field, tmp_path):
@@ -63,6 +66,14 @@ def test_a_crafted_architecture_is_refused_at_once(change, field, tmp_path):
     metadata = {"radioplat.student": json.dumps(raw)}
     save_file(load_file(tmp_path / STUDENT_FILE), tmp_path / STUDENT_FILE, metadata)
     with pytest.raises(WeightsError, match=f"student.safetensors describes an impossible model: {field}, not between"):
+        load_student(tmp_path)
+
+
+def test_an_architecture_that_is_nested_too_deeply(tmp_path):
+    save_student(student := Student(RADIO), student.state_dict(), tmp_path)
+    metadata = {"radioplat.student": "[" * 100_000 + "]" * 100_000}
+    save_file(load_file(tmp_path / STUDENT_FILE), tmp_path / STUDENT_FILE, metadata)
+    with pytest.raises(WeightsError, match="nested too deeply"):
         load_student(tmp_path)
 
 

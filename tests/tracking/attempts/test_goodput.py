@@ -168,3 +168,21 @@ def test_tables_and_the_file(tmp_path):
     assert ("useful steps", f"{18 / 52:.1%}", 18.0) in parts.rows
     assert ("samples lost", 0) in facts.rows and ("price", 1.5) in facts.rows
     assert restarts.rows == [(1, "hang", "rank 1")]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda it: it.update(from_tomorrow=1), lambda it: it.pop("restarts"), lambda it: it.clear()]
+)
+def test_a_summary_of_another_version_counts_as_none(tmp_path, change):
+    path = Goodput().write(tmp_path)
+    assert Goodput.read(tmp_path) is not None
+    summary = json.loads(path.read_text())
+    change(summary)
+    path.write_text(json.dumps(summary))
+    assert Goodput.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"teachers": {"a": {"images": 1}}}', "{"])
+def test_teacher_costs_of_another_version_count_as_none(tmp_path, text):
+    (tmp_path / "teacher_cost.json").write_text(text)
+    assert TeacherCosts.read(tmp_path) is None
