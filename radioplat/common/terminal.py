@@ -74,7 +74,7 @@ def shown(text: str) -> str:
 
     Names of files, images and classes come from outside: a terminal would obey them.
     """
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda control: f"\\x{ord(control[0]):02x}", text)
 
 
 def size(count: float) -> str:

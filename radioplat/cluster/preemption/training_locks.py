@@ -56,8 +56,8 @@ def _require_ours(folder: Path) -> None:
     Raises:
         OSError: it is missing, a link, of another user, or open to others.
     """
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    state = folder.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,9 @@ from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
 from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
 from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, UNREADABLE
 from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
-from radioplat.errors import DataError, Problem
+from radioplat.data.storage.object_stores import renew_clients
+from radioplat.data.storage.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, may_be_of_one_file
+from radioplat.errors import DataError, Problem, StorageError
 from radioplat.spec.schema.dataset import SplitConfig
 
 __all__ = ["ShardIndex", "build_index"]
@@ -37,13 +41,14 @@ def build_index(
     progress: Callable[[int, int], None] | None = None,
     workers: int | None = None,
     scan: Scanner | None = None,
+    patience: Patience | None = None,
 ) -> ShardIndex:
     """Index a split and save it under ``index_dir``.
 
     Unchanged shards (path, size, mtime) are not read again, except those that could not be read, and tars that a
-    release with other rules of names has read. The scan writes its results as it proceeds: after a crash it
-    resumes, except for its last seconds. Of two processes that build in one folder the second waits and reuses the
-    result.
+    release with other rules of names has read. Without ``patience``, what cannot be read is left out. The scan writes
+    its results as it proceeds: after a crash it resumes, except for its last seconds. Of two processes that build in
+    one folder the second waits and reuses the result.
 
     Args:
         split: one split of the spec.
@@ -55,15 +60,17 @@ def build_index(
         progress: called with (shards done, shards in all).
         workers: threads that scan; default: the machine's cores, at most 8.
         scan: where the scan runs; default: threads of this process.
+        patience: how long to try again to read what storage does not give.
 
     Raises:
         DataError: a folder is missing or empty, a source holds no usable image, or ``index_dir`` cannot be written.
+        StorageError: storage failed for longer than ``patience``.
     """
     sources = list_shards(split, path)
     index_dir = Path(index_dir)
     with _locked(index_dir):
-        known = _Known(index_dir)
-        if fresh := list(_batches(sources, known)):
+        known, wait = _Known(index_dir), _Wait(patience)
+        while (fresh := list(_batches(sources, known))) and wait.may_read(fresh, known, sources):
             shards, writer = _ShardList(sources), PartWriter(index_dir)
             total = sum(len(source.files) for source in sources)
             done = total - sum(len(batch.names) for batch in fresh)
@@ -78,6 +85,72 @@ def build_index(
         _require_usable_sources(index, sources, max_pixels)
         index.save(index_dir)
     return index
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to try again to read what storage does not give, in seconds.
+
+    Attributes:
+        one_file: a file that may alone be at fault, beside others of its source that can be read; then it is left out.
+        store: anything else; then the build ends.
+        say: gets a line when the wait begins.
+    """
+
+    one_file: float
+    store: float
+    say: Callable[[str], None] = lambda line: None
+
+
+class _Wait:
+    """Decides whether files are scanned: once, and those that could not be read again after a pause."""
+
+    def __init__(self, patience: Patience | None) -> None:
+        self._patience = patience
+        self._began: float | None = None  # when the first scan ended
+        self._pause = FIRST_PAUSE_S
+        self._tried = False
+
+    def may_read(self, fresh: list[ScanBatch], known: _Known, sources: list[SourceFiles]) -> bool:
+        """Return True, after a pause if the files have been scanned before, or False if they are left out.
+
+        Raises:
+            StorageError: as of :func:`build_index`.
+        """
+        if not self._tried:
+            self._tried = True
+            return True
+        if (patience := self._patience) is None:
+            return False
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        lost = {f"{batch.root}/{name}" for batch in fresh for name in batch.names}
+        answers = {path: known.answer(path) for path in lost}
+        whole = [source.root for source in sources if all(f"{source.root}/{f.name}" in lost for f in source.files)]
+        of_store = [
+            path
+            for path, answer in answers.items()
+            if not may_be_of_one_file(path, OSError(answer)) or any(path.startswith(f"{root}/") for root in whole)
+        ]
+        path = min(of_store or lost)
+        limit, waited = patience.store if of_store else patience.one_file, now - self._began
+        if waited >= limit:
+            if not of_store:
+                return False
+            raise StorageError(
+                f"{len(of_store)} of the shards cannot be read for {waited:.0f} s, the first is {path}; the storage's "
+                f"last answer: {answers[path]}",
+                where="dataset.storage_timeout_s",
+                hint="Repair the storage (its mount, network or credentials) and run the same command again: shards "
+                "that were read are not read again.",
+            )
+        if now == self._began:
+            patience.say(f"waiting for storage: {path} cannot be read ({answers[path]}); {len(lost)} file(s) in all")
+        time.sleep(min(self._pause, limit - waited))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        renew_clients()
+        return True
 
 
 class _Known:
@@ -97,11 +170,21 @@ class _Known:
         self._origin = np.repeat(np.arange(len(scans)), [len(notes) for notes, _ in scans])  # scan of each note
         columns = [self._notes[name].to_pylist() for name in ("kind", "root", "name", "size", "mtime_ns")]
         self._row: dict[_Key, int] = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-        again = [table.filter(pc.equal(table["reason"], UNREADABLE)) for table in self._faults]
-        self._scan_again = {path for table in again for path in table["shard"].to_pylist()}
+        # By the scan and the path; an earlier scan may have failed where a later one has not.
+        self._answers: dict[tuple[int, str], str] = {}
+        for number, table in enumerate(self._faults):
+            unreadable = table.filter(pc.equal(table["reason"], UNREADABLE))
+            for path, answer in zip(*(unreadable[name].to_pylist() for name in ("shard", "detail")), strict=True):
+                self._answers[number, path] = answer
 
     def __contains__(self, key: _Key) -> bool:
-        return key in self._row and f"{key[1]}/{key[2]}" not in self._scan_again
+        row = self._row.get(key)
+        return row is not None and (int(self._origin[row]), f"{key[1]}/{key[2]}") not in self._answers
+
+    def answer(self, path: str) -> str:
+        """Return what the storage answered when a file could not be read, the last time."""
+        numbers = [number for number, of in self._answers if of == path]
+        return self._answers[max(numbers), path] if numbers else ""
 
     def index_of(self, sources: list[SourceFiles], index_dir: Path, classes: list[str] | None) -> ShardIndex:
         """Create the index over ``sources``, all of whose files are known."""

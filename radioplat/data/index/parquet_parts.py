@@ -82,8 +82,8 @@ class PartWriter:
 
 
 def unfinished(directory: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield notes and faults of each complete part of an interrupted scan."""
-    for path in sorted(directory.glob("part-*.shards")):
+    """Yield notes and faults of each complete part of an interrupted scan, in the order in which they were written."""
+    for path in sorted(directory.glob("part-*.shards"), key=lambda path: path.stat().st_mtime_ns):
         try:
             if path.with_suffix(".parquet").exists():
                 yield pq.read_table(path, schema=NOTE_SCHEMA), pq.read_table(path.with_suffix(".faults"))

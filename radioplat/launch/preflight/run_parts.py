@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from radioplat.common import terminal
 from radioplat.data.detection.box_table import BoxTable
 from radioplat.data.detection.split import read_split
-from radioplat.data.index.build import build_index
+from radioplat.data.index.build import Patience, build_index
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.sources import list_shards
 from radioplat.design.automatic import Decision, decide, ema_decay, warmup_epochs
@@ -23,7 +24,7 @@ from radioplat.design.run import has_held_out, steps_per_epoch
 from radioplat.design.stages import total_steps
 from radioplat.errors import Problem, RadioplatError
 from radioplat.evaluation.models.held_out_labels import held_out_labels
-from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import is_taught, training_task
 from radioplat.spec.resolved.image_sizes import without_teaching
@@ -83,14 +84,23 @@ def samples(preflight: Preflight) -> None:
     """Index the training images, and determine their order and the steps of an epoch."""
     dataset = preflight.spec.dataset
     place, limit = preflight.index_dir / "train", dataset.max_pixels
-    index = build_index(dataset.train_dataset, TRAIN, place, max_pixels=limit, scan=preflight.scan)
+    split, patience = dataset.train_dataset, _patience(preflight)
+    index = build_index(split, TRAIN, place, max_pixels=limit, scan=preflight.scan, patience=patience)
     table = None if preflight.boxes is None else BoxTable.join(index, preflight.boxes.pictures)
-    data = RunData.create(index, dataset.train_dataset, limit, table)
+    data = RunData.create(index, split, limit, table)
     data.order  # noqa: B018  raises for a source without images
     preflight.data, preflight.steps_per_epoch = data, steps_per_epoch(preflight.spec, data)
     if preflight.models is not None:
         number = preflight.models.architecture.num_classes
         preflight.class_names = class_names(data, number, preflight.models.teachers, preflight.models.infos)
+
+
+def _patience(preflight: Preflight) -> Patience | None:
+    """Return how long a start waits for shards; `plan` does not wait."""
+    dataset = preflight.spec.dataset
+    if preflight.level is not Level.start:
+        return None
+    return Patience(dataset.read_timeout_s, dataset.storage_timeout_s, terminal.note)
 
 
 def average(preflight: Preflight) -> None:
@@ -157,7 +167,9 @@ def held_out(preflight: Preflight) -> Iterator[Problem]:
     else:
         names = preflight.data.index.classes or list(preflight.class_names) if preflight.data else None
         place, limit = preflight.index_dir / "val", spec.dataset.max_pixels
-        preflight.held_out = build_index(split, VAL, place, max_pixels=limit, classes=names, scan=preflight.scan)
+        preflight.held_out = build_index(
+            split, VAL, place, max_pixels=limit, classes=names, scan=preflight.scan, patience=_patience(preflight)
+        )
 
 
 def detector(preflight: Preflight) -> Iterator[Problem]:

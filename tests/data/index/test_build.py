@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -260,6 +261,7 @@ build_index(split, "d", sys.argv[2], max_pixels=10**9, workers=1, progress=kill)
 
 SCAN = """
 import sys
+import time
 from radioplat.data.index.build import build_index
 from radioplat.data.storage import retry
 from radioplat.spec.schema.dataset import SplitConfig, TarSource
@@ -268,6 +270,22 @@ retry.FIRST_PAUSE_S = 0.001
 split = SplitConfig(tar_data_sources=[TarSource(sys.argv[1])])
 index = build_index(split, "d", sys.argv[2], max_pixels=10**9, workers=1)
 print(len(index), *index.faults["reason"].to_pylist())
+"""
+
+
+PATIENT = """
+from radioplat.data.index.build import Patience
+from radioplat.errors import StorageError
+
+def say(line):
+    print(line, flush=True)
+
+try:
+"""
+SAY_ERROR = """
+except StorageError as error:
+    assert "of the shards cannot be read for" in str(error) and "last answer" in str(error)
+    print("StorageError")
 """
 
 
@@ -285,6 +303,33 @@ def test_a_shard_that_could_not_be_read_is_scanned_again(tmp_path, write_tar, ph
     assert scanned() == "4 unreadable_shard"
     failing_reads.mend()
     assert scanned() == "6"
+
+
+@pytest.mark.parametrize(
+    ("failing", "one_file", "store", "mended_after", "expected"),
+    [
+        (".tar", 0.5, 60, 3, "6"),  # an outage, waited for
+        (".tar", 0.5, 2, None, "StorageError"),
+        ("1.tar", 60, 60, 3, "6"),
+        ("1.tar", 2, 60, None, "4 unreadable_shard"),  # one bad file: left out
+    ],
+)
+def test_a_start_waits_for_what_storage_does_not_give(
+    tmp_path, write_tar, photo, failing_reads, failing, one_file, store, mended_after, expected
+):
+    for shard in range(3):
+        write_tar(tmp_path / f"a/{shard}.tar", [(f"{shard}-{i}.jpg", photo(40 + shard, 30)) for i in range(2)])
+    patient = SCAN.replace("workers=1", f"workers=1, patience=Patience({one_file}, {store}, say)")
+    code = PATIENT + "".join(f"    {line}\n" for line in patient.splitlines()) + SAY_ERROR
+    command = [sys.executable, "-c", code, str(tmp_path / "a"), str(tmp_path / "index")]
+    failing_reads.fail(failing)
+    environment = os.environ | failing_reads.environment
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("waiting for storage: ")
+        if mended_after is not None:
+            time.sleep(mended_after)
+            failing_reads.mend()
+        assert process.communicate(timeout=60)[0].strip() == expected
 
 
 def test_a_killed_scan_goes_on_where_it_was(tmp_path, write_tar, photo):
