@@ -1,9 +1,8 @@
 """``lease.json``: a lock on a results folder, so that one run writes it at a time, on any host.
 
 It needs no file locks, which some NFS servers lack: the file is created by a hard link, which only one of two processes
-can make. Ages are differences between two files of the same storage, so that hosts' clocks may differ. The holder
-touches the file regularly; another run takes over at once if it can see that the holder's process has ended, else when
-the file was not touched for :data:`STALE_S`.
+can make. The holder touches the file regularly; another run takes over at once if it can see that the holder's process
+has ended, else when it has seen no touch for :data:`STALE_S`, by its own clock.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ class Lease:
     ) -> None:
         self.path, self._say, self._beat_s, self._stale_s = Path(folder) / NAME, say, beat_s, stale_s
         self._mine = Holder.myself()
+        self._told = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -86,7 +86,7 @@ class Lease:
     def __enter__(self) -> Lease:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while not self._create(self.path):
-            ended = self._await_end()
+            ended = self._await_end(self.path)
             if ended is not None and self._alone(ended, lambda: self._put(self.path)):
                 break
             time.sleep(0.01)  # another process is taking over at the moment
@@ -141,10 +141,8 @@ class Lease:
         path = path or self.path
         right = self.path.with_name(f".{NAME}.after.{token}" if depth == 1 else f".{NAME}.after.{depth}.{token}")
         if not self._create(right):
-            other = read_holder(right)
-            age = self._age(right)
-            dead = age is not None and (age > self._stale_s or (other is not None and other.is_gone()))
-            if not dead or not self._alone(_token(other), lambda: self._put(right), right, depth + 1):
+            ended = self._await_end(right)
+            if ended is None or not self._alone(ended, lambda: self._put(right), right, depth + 1):
                 return False
         try:
             if not path.exists() or _token(read_holder(path)) != token:
@@ -154,49 +152,45 @@ class Lease:
         finally:
             right.unlink(missing_ok=True)
 
-    def _await_end(self) -> str | None:
-        """Wait until the holder has ended.
+    def _await_end(self, path: Path) -> str | None:
+        """Wait until the holder of a file has ended: its process is gone, or it left the file alone for long enough.
+
+        How long is measured by this process's own clock: time stamps may come from another host's.
 
         Returns:
-            Its token (empty if its file is damaged); None if the file has another holder by now, or is removed.
+            Its token (empty if its file is damaged); None if the file has another holder by now, or is removed, or if
+            the holder of another file than the lease is alive.
 
         Raises:
-            LeaseTaken: the holder is alive.
+            LeaseTaken: the holder of the lease is alive.
         """
-        holder, first, reported = read_holder(self.path), self._age(self.path), False
+        holder, begin, first = read_holder(path), time.monotonic(), None
         while True:
-            now, age = read_holder(self.path), self._age(self.path)
-            if age is None:
+            try:
+                stamp, now = path.stat().st_mtime_ns, read_holder(path)
+            except FileNotFoundError:
                 return None
             if _token(now) != _token(holder):
                 return None  # another process has taken over
             if now is not None and now.is_gone():
-                break
-            if now is not None and now.place == _place():
+                return _token(holder)
+            here = now is not None and now.place == _place()
+            if path == self.path and here:
                 raise self._taken(now, "it is alive")
-            if age > self._stale_s:
-                break
-            if first is not None and age < first:  # it was touched since the first check
-                raise self._taken(now, "it gave a sign of life just now")
-            if not reported:
-                reported = True
+            if first is None:
+                first = stamp
+            if stamp != first:
+                if path == self.path:
+                    raise self._taken(now, "it gave a sign of life just now")
+                return None
+            if time.monotonic() - begin >= self._stale_s:
+                return _token(holder)
+            if path == self.path and not self._told:
+                self._told = True
                 self._say(
-                    f"{self.path.parent} is held by {named(now)}, silent for {age:.0f} s: looking for at most "
-                    f"{self._stale_s - age:.0f} s whether it lives"
+                    f"{path.parent} is held by {named(now)}: looking for at most {self._stale_s:.0f} s whether it lives"
                 )
-            first = age
             time.sleep(min(0.5, self._beat_s / 4))
-        return _token(holder)
-
-    def _age(self, path: Path) -> float | None:
-        """Return the seconds since ``path`` was touched, by the storage's clock; None if there is no such file."""
-        aside = self._written_aside()
-        try:
-            return aside.stat().st_mtime - path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        finally:
-            aside.unlink(missing_ok=True)
 
     def _written_aside(self) -> Path:
         """Write a temporary lease file of this hold."""

@@ -112,13 +112,18 @@ def test_a_silent_holder_elsewhere_is_waited_for_and_taken_over(tmp_path, elsewh
     assert len(lines) == 1 and "held by process" in lines[0] and "node-7" in lines[0]
 
 
-def test_a_living_holder_elsewhere_is_found_out_by_its_sign(tmp_path, elsewhere):
+@pytest.mark.parametrize("behind_s", [0, 3600, -3600])
+def test_a_living_holder_elsewhere_is_found_out_by_its_sign(tmp_path, elsewhere, behind_s):
+    """Whatever the clock that stamps its file: that of its own host, on some shared storages."""
     put(tmp_path, elsewhere)
     stop = threading.Event()
 
     def beat() -> None:
         while not stop.wait(0.2):
-            os.utime(tmp_path / NAME)
+            os.utime(tmp_path / NAME, (time.time() - behind_s,) * 2)
+
+    beat_once = (time.time() - behind_s,) * 2
+    os.utime(tmp_path / NAME, beat_once)
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -153,14 +158,14 @@ def test_of_many_that_come_at_once_one_gets_it(tmp_path, restless, left):
             (folder / f".{NAME}.after.{dead.token}").write_text(json.dumps(asdict(replace(dead, token="late"))))
         if left == "and nameless":
             (folder / NAME).write_text("")
-            os.utime(folder / NAME, (0, 0))
+        stale_s = 0.3 if left == "and nameless" else 45.0  # nobody can see whether a nameless one has ended
         got, refused, gate = [], [], threading.Barrier(8)
 
-        def come(folder=folder, got=got, refused=refused, gate=gate) -> None:
+        def come(folder=folder, got=got, refused=refused, gate=gate, stale_s=stale_s) -> None:
             """As a new run."""
             gate.wait()
             try:
-                got.append(Lease(folder, lambda line: None).__enter__())
+                got.append(Lease(folder, lambda line: None, stale_s=stale_s, beat_s=0.1).__enter__())
             except LeaseTaken:
                 refused.append(1)
 

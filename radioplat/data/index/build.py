@@ -89,7 +89,7 @@ def build_index(
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to try again to read what storage does not give, in seconds.
+    """Time limits for reading again what storage does not give, in seconds.
 
     Attributes:
         one_file: a file that may alone be at fault, beside others of its source that can be read; then it is left out.

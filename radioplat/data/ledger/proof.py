@@ -233,5 +233,5 @@ def _count_unlearned(proof: Proof, directory: Path) -> None:
 
 def _counts(values: pa.ChunkedArray) -> dict[str, int]:
     """Return how often each value is there, the most frequent first."""
-    found = {each["values"]: each["counts"] for each in values.value_counts().to_pylist()}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    numbers = {each["values"]: each["counts"] for each in values.value_counts().to_pylist()}
+    return dict(sorted(numbers.items(), key=lambda item: -item[1]))
