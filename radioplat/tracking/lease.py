@@ -74,7 +74,7 @@ class Lease:
     ) -> None:
         self.path, self._say, self._beat_s, self._stale_s = Path(folder) / NAME, say, beat_s, stale_s
         self._mine = Holder.myself()
-        self._told = False
+        self._waits = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -185,8 +185,8 @@ class Lease:
                 return None
             if time.monotonic() - begin >= self._stale_s:
                 return _token(holder)
-            if path == self.path and not self._told:
-                self._told = True
+            if path == self.path and not self._waits:
+                self._waits = True
                 self._say(
                     f"{path.parent} is held by {named(now)}: looking for at most {self._stale_s:.0f} s whether it lives"
                 )

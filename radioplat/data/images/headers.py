@@ -49,6 +49,11 @@ class ImageHeader(NamedTuple):
     format: str
     orientation: int = 1
 
+    @property
+    def most_bytes(self) -> int:
+        """Encoded bytes that such an image may have: 16 for a pixel, four fp32 channels, and 64 MB for metadata."""
+        return 16 * self.width * self.height + 64 * 2**20
+
 
 def image_header(data: bytes | BinaryIO) -> ImageHeader | None:
     """Read the header of one image, or return None if the content is no image in a known format.

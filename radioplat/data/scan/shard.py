@@ -67,7 +67,7 @@ class Fault:
         shard: path of the file.
         key: of the sample, or the member's name; empty if the whole shard is unusable.
         reason: ``unreadable_shard, not_a_tar, empty_tar, truncated_tar, corrupt_tar, not_an_image, empty_member,
-            duplicate_key, several_images, no_image, not_a_file, hidden_member, bad_sidecar``.
+            too_many_bytes, duplicate_key, several_images, no_image, not_a_file, hidden_member, bad_sidecar``.
         detail: explanation for the user.
         offset, length: the unusable bytes, from the member's first header; -1 and 0 if there are none.
     """
@@ -169,6 +169,9 @@ def scan_image(path: str, name: str) -> Scan:
         return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))], [])
     if header is None:
         return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")], [])
+    if window.size > header.most_bytes:
+        detail = f"{window.size} bytes for {header.width}x{header.height} pixels"
+        return Scan(_table([]), [Fault(path, name, "too_many_bytes", detail)], [])
     parent = name.rpartition("/")[0].rpartition("/")[2]
     label = {"label_name": shown_name(parent)} if parent else None
     return Scan(_table([_row(shown_name(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
@@ -303,10 +306,14 @@ class _TarScan:
             sample.others[extension] = member
 
     def _set_image(self, member: Member, header: ImageHeader | None, sample: _Sample) -> None:
-        if header is not None:
+        if header is not None and member.size <= header.most_bytes:
             sample.image, sample.header = member, header
             return
         sample.has_fault = True
+        if header is not None:
+            detail = f"{member.name} has {member.size} bytes for {header.width}x{header.height} pixels"
+            self._add_member_fault(member, sample.key, "too_many_bytes", detail)
+            return
         self._add_member_fault(member, sample.key, "not_an_image" if member.size else "empty_member", member.name)
 
     def _add_second(self, member: Member) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import tarfile
 
 import pytest
 
-from radioplat.data.scan.shard import scan_tar
+from radioplat.data.scan.shard import scan_image, scan_tar
 from radioplat.data.storage.files import read_range
 
 
@@ -95,6 +96,28 @@ def test_bad_members(tmp_path, write_tar, photo, bomb_png):
     }  # fmt: skip
     assert all(f.shard == str(path) for f in scan.faults)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar"] and not (tmp_path.parent / "escape.jpg").exists()
+
+
+def test_a_member_with_far_more_bytes_than_its_pixels_need(tmp_path, photo):
+    """It would be read whole: 50 GB behind the header of a tiny image."""
+    data, sizes = photo(8, 8, "PNG"), {"large": 50 * 10**9, "padded": 10**6, "plain": 0}
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file:
+        for name, extra in sizes.items():
+            info = tarfile.TarInfo(f"{name}.png")
+            info.size = len(data) + extra
+            file.write(info.tobuf())
+            file.write(data)
+            file.truncate(file.seek(extra + (-info.size % 512), os.SEEK_CUR))
+        file.write(bytes(1024))
+    scan = scan_tar(str(path))
+    assert scan.rows["key"].to_pylist() == ["padded", "plain"] and faults(scan) == {("large", "too_many_bytes")}
+    alone = tmp_path / "alone.png"
+    with alone.open("wb") as file:
+        file.write(data)
+        file.truncate(10**9)
+    (fault,) = scan_image(str(alone), "alone.png").faults
+    assert (fault.reason, fault.detail) == ("too_many_bytes", "1000000000 bytes for 8x8 pixels")
 
 
 def test_links_are_not_followed(tmp_path, photo):
