@@ -15,6 +15,10 @@ from radioplat.data.images.png_checksums import png_damage
 
 MAX_PIXELS = 178_956_970  # the default of dataset.max_pixels
 _BAND_PIXELS = 1 << 21  # pixels converted at a time
+# Bytes of memory for a pixel, the result's three included, where decoders need more than the 8 that any image may take:
+# libwebp's animation decoder has two canvases and Pillow copies its frame twice; a TIFF may be a single strip.
+_BYTES = {"WEBP": 20, "TIFF": 16}
+_LEAST_BYTES = 64 * 2**20  # an image that needs less is decoded in any case
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 
 
@@ -63,7 +67,8 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
         reduction: the largest allowed number of source pixels per decoded pixel, along each axis. A JPEG is decoded at
             the smallest of the sizes 1/8, 1/4, 1/2 and 1 that respects it; only these have vector code in
             libjpeg-turbo.
-        max_pixels: an image whose header names more pixels is not decoded.
+        max_pixels: an image whose header names more pixels is not decoded, nor one whose decoder may need more than
+            8 bytes for each of so many pixels, and 64 MB.
         fast: decode a JPEG about 10 % faster with less exact arithmetic; the PSNR against exact decoding is at least
             35 dB.
 
@@ -75,6 +80,9 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
         raise BadSample("not_an_image")
     if header.width * header.height > max_pixels:
         raise BadSample("too_many_pixels", f"{header.width}x{header.height}")
+    if header.width * header.height * _BYTES.get(header.format, 0) > 8 * max_pixels + _LEAST_BYTES:
+        detail = f"{header.width}x{header.height}, which takes {_BYTES[header.format]} bytes each as {header.format}"
+        raise BadSample("too_many_pixels", detail)
     factor = _factor(header, reduction)
     rgb = _decode_jpeg(data, header, factor, fast) if header.format == "JPEG" else None
     if rgb is None:

@@ -179,6 +179,48 @@ except BadSample as error:
     assert reason == "size_mismatch" and int(grown) < 50, "MiB more"
 
 
+@pytest.mark.parametrize(
+    ("format", "mode", "how"),
+    [
+        ("WEBP", "RGBA", {"lossless": True, "method": 0}),
+        ("WEBP", "RGB", {"method": 0}),
+        ("TIFF", "RGBA", {"tiffinfo": {278: 10**6}}),  # rows a strip
+        ("TIFF", "I;16", {"tiffinfo": {278: 10**6}}),
+        ("TIFF", "F", {}),
+        ("PNG", "RGBA", {"compress_level": 1}),
+        ("PNG", "I;16", {"compress_level": 1}),
+        ("JPEG", "CMYK", {}),
+        ("BMP", "RGB", {}),
+        ("GIF", "P", {}),
+    ],
+)
+def test_no_image_takes_more_than_eight_bytes_for_each_allowed_pixel(tmp_path, format, mode, how):
+    """In a process whose memory is measured: an image of all of them, and the largest one that is not refused."""
+    allowed = 12_000_000
+    code = """
+import resource, sys
+from pathlib import Path
+from radioplat.data.images.decode import BadSample, decode_rgb
+data, allowed = Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decode_rgb(data, max_pixels=allowed)
+    print("decoded", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+except BadSample as error:
+    print(error.reason, 0)
+"""
+    most = 8 * allowed + 64 * 2**20
+    each = {"WEBP": 20, "TIFF": 16}.get(format, 8)
+    for pixels in (allowed, min(allowed, most // each)):
+        side = int(pixels**0.5)
+        Image.new(mode, (side, side)).save(tmp_path / "image", format, **how)
+        arguments = [sys.executable, "-c", code, tmp_path / "image", str(allowed)]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        outcome, grown = done.stdout.split()
+        assert int(grown) <= most
+    assert outcome == "decoded"
+
+
 @pytest.mark.parametrize("format", ["JPEG", "WEBP"])
 def test_two_sizes_in_one_file(photo, format):
     data = photo(64, 48, format)
