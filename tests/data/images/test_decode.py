@@ -160,23 +160,38 @@ def png(width: int, height: int, depth: int, *earlier: tuple[int, int]) -> bytes
     return b"\x89PNG\r\n\x1a\n" + headers + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
+# Not `ru_maxrss`, which begins at the peak of the process that started this one.
+APART = """
+import sys
+from pathlib import Path
+from radioplat.data.images.decode import BadSample, decode_rgb
+
+def status(name):
+    line = next(line for line in open("/proc/self/status") if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+data = Path(sys.argv[1]).read_bytes()
+before, outcome = status("VmRSS"), "decoded"
+try:
+    rgb = decode_rgb(data, max_pixels=int(sys.argv[2]))
+except BadSample as error:
+    outcome = error.reason
+print(outcome, status("VmHWM") - before)
+"""
+
+
+def decoded_apart(path, max_pixels: int) -> tuple[str, int]:
+    """``decoded`` or the reason why not, and by how many bytes the memory of a process grew."""
+    command = [sys.executable, "-c", APART, path, str(max_pixels)]
+    outcome, grown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+    return outcome, int(grown)
+
+
 def test_a_decoder_gets_no_more_than_the_header_reader_allowed(tmp_path):
     """A PNG of 64 million pixels behind a header that says 8 by 8, in a process whose memory is measured."""
     (tmp_path / "a.png").write_bytes(png(8000, 8000, 8, (8, 8)))
-    code = """
-import resource, sys
-from pathlib import Path
-from radioplat.data.images.decode import BadSample, decode_rgb
-data = Path(sys.argv[1]).read_bytes()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    decode_rgb(data, max_pixels=1000)
-except BadSample as error:
-    print(error.reason, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.png"], capture_output=True, text=True, timeout=60)
-    reason, grown = done.stdout.split()
-    assert reason == "size_mismatch" and int(grown) < 50, "MiB more"
+    found, grown = decoded_apart(tmp_path / "a.png", 1000)
+    assert found == "size_mismatch" and grown < 50 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -197,27 +212,13 @@ except BadSample as error:
 def test_no_image_takes_more_than_eight_bytes_for_each_allowed_pixel(tmp_path, format, mode, how):
     """In a process whose memory is measured: an image of all of them, and the largest one that is not refused."""
     allowed = 12_000_000
-    code = """
-import resource, sys
-from pathlib import Path
-from radioplat.data.images.decode import BadSample, decode_rgb
-data, allowed = Path(sys.argv[1]).read_bytes(), int(sys.argv[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-try:
-    decode_rgb(data, max_pixels=allowed)
-    print("decoded", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-except BadSample as error:
-    print(error.reason, 0)
-"""
     most = 8 * allowed + 64 * 2**20
     each = {"WEBP": 20, "TIFF": 16}.get(format, 8)
     for pixels in (allowed, min(allowed, most // each)):
         side = int(pixels**0.5)
         Image.new(mode, (side, side)).save(tmp_path / "image", format, **how)
-        arguments = [sys.executable, "-c", code, tmp_path / "image", str(allowed)]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-        outcome, grown = done.stdout.split()
-        assert int(grown) <= most
+        outcome, grown = decoded_apart(tmp_path / "image", allowed)
+        assert grown <= most
     assert outcome == "decoded"
 
 
