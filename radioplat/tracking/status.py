@@ -16,6 +16,8 @@ from typing import Any
 from radioplat.common.redact import redact_tree
 from radioplat.tracking.json_lines import parse_line, read_lines
 
+_BLOCK = 1 << 16  # bytes at the end of a file that are read for its last line
+
 
 class Status(str, Enum):
     """State of a task."""
@@ -28,10 +30,10 @@ class Status(str, Enum):
 
 
 class StatusLog:
-    """Writer of one ``status.json``; a resumed run appends to it, and each line is flushed.
+    """Writer of one ``status.json``; a resumed run appends to it, and each line is written at once, as a whole.
 
     Values of secret environment variables are masked, and a number that is not finite becomes ``null``, as JSON
-    requires. Thread-safe within one process. On a full disk lines wait in memory until there is room.
+    requires. Several threads and processes may write. On a full disk lines wait in memory until there is room.
 
     Args:
         path: the file; its folder is created. An incomplete last line of a killed run is removed.
@@ -41,7 +43,8 @@ class StatusLog:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_tail(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._waiting = b""  # what could not be written yet
         self._lock = threading.Lock()
 
     def write(
@@ -75,9 +78,9 @@ class StatusLog:
         }
         # ASCII only, since Unicode line separators inside a message would split the line for some readers.
         text = json.dumps(line, allow_nan=False)
-        with self._lock, contextlib.suppress(OSError):  # text that could not be written is written with the next line
-            self._file.write(text + "\n")
-            self._file.flush()
+        with self._lock:
+            self._waiting += text.encode() + b"\n"
+            self._write_waiting()
 
     def progress(
         self,
@@ -113,8 +116,18 @@ class StatusLog:
 
     def close(self) -> None:
         """Close the file."""
+        with self._lock:
+            if self._file >= 0:
+                self._write_waiting()
+                with contextlib.suppress(OSError):
+                    os.close(self._file)
+            self._file = -1
+
+    def _write_waiting(self) -> None:
+        """Write what waits, with one call, between which and the next another process may write."""
         with contextlib.suppress(OSError):
-            self._file.close()
+            while self._waiting and self._file >= 0:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
 
     def __enter__(self) -> StatusLog:
         return self
@@ -132,17 +145,23 @@ def read_status(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _cut_torn_tail(path: Path) -> None:
+    """Remove what stands behind the last line end; only the end of the file is read."""
     if not path.exists():
         return
     with path.open("rb+") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        tail = data[whole:]
+        begin = size = file.seek(0, os.SEEK_END)
+        tail = b""
+        while begin and b"\n" not in tail:
+            begin = max(0, size - max(2 * len(tail), _BLOCK))
+            file.seek(begin)
+            tail = file.read(size - begin)
+        tail = tail[tail.rfind(b"\n") + 1 :]
         if not tail:
             return
         if parse_line(tail) is None:
-            file.truncate(whole)
+            file.truncate(size - len(tail))
         else:  # the object is complete and only its line end is missing
+            file.seek(size)
             file.write(b"\n")
 
 

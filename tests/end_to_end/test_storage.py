@@ -30,9 +30,9 @@ STEPS = 120
 
 
 def test_a_step_of_which_no_sample_has_weight_moves_nothing(
-    make_spec, distil, write_shard, crops, encode, student_tensors, tmp_path
+    make_spec, distil, write_shard, crops, encode, student_tensors, tmp_path, capfd
 ):
-    """Weights, moments and average stay; the steps are in status.json and in the ledger."""
+    """Weights, moments and average stay; the steps are in status.json, on the terminal and in the ledger."""
     torn = [(f"{i}.png", encode(pixels, "PNG")) for i, (_, pixels) in enumerate(crops(8, 80, 11))]
     write_shard(tmp_path / "tars" / "0.tar", [(name, data[:-2000] + bytes(2000)) for name, data in torn])
     spec = make_spec(tmp_path / "results")
@@ -55,6 +55,8 @@ def test_a_step_of_which_no_sample_has_weight_moves_nothing(
         "step 1 was skipped: none of its samples has weight",
         *(f"step {n} was skipped: none of its samples has weight ({n} such steps in a row)" for n in (2, 3, 4)),
     ]
+    terminal = [line.split()[1] for line in capfd.readouterr().err.splitlines() if "was skipped" in line]
+    assert terminal == ["1", "2", "4"]
     reasons = [reason.partition(":")[0] for reason in read_rejected(trail.folder / "ledger")["reason"].to_pylist()]
     assert (reasons.count("corrupt_image"), reasons.count("skipped_step")) == (24, 24)
     assert prove_run(trail.folder).holds

@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -87,6 +88,39 @@ def test_resume_appends_after_a_line_cut_anywhere(tmp_path_factory, cut):
         log.write("resumed")
     assert [line["message"] for line in strict(path)] == [*before, "resumed"]
     assert before[0] == "first"
+
+
+@pytest.mark.parametrize("long", [10, 200_000])
+def test_a_start_reads_the_end_of_the_file_alone(tmp_path, long):
+    path = tmp_path / "s.json"
+    with path.open("wb") as file:  # a hundred megabytes of earlier lines, of which most are a hole
+        file.truncate(10**8)
+        file.seek(10**8)
+        file.write(b"\n" + json.dumps({"message": "last"}).encode() + b"\n" + b'{"message": "' + b"x" * long)
+    tracemalloc.start()
+    with StatusLog(path) as log:
+        log.write("resumed")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000
+    with path.open("rb") as file:
+        file.seek(10**8 + 1)
+        assert [json.loads(line)["message"] for line in file] == ["last", "resumed"]
+
+
+def test_lines_of_several_processes_stay_whole(tmp_path):
+    """Also long ones, and while others begin."""
+    code = (
+        "import sys\nfrom radioplat.tracking.status import StatusLog\n"
+        "for i in range(40):\n"
+        "    with StatusLog(sys.argv[1]) as log:\n"
+        "        log.write(sys.argv[2] * 20_000, step=i)\n"
+    )
+    path = tmp_path / "s.json"
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, name]) for name in "abc"]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    found = [(line["message"][0], line["step"]) for line in strict(path)]
+    assert sorted(found) == [(name, i) for name in "abc" for i in range(40)]
 
 
 def test_every_line_is_on_disk_at_once(tmp_path):

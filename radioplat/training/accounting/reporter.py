@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from radioplat.common import terminal
 from radioplat.design.run import Run
 from radioplat.tracking.report.curves import curves_from_status, draw_curves, group_curves
 from radioplat.tracking.status import StatusLog
@@ -30,6 +31,7 @@ class Reporter(StepHook):
     def __init__(self, run: Run, rank: int, begins_at: int = 0) -> None:
         self._run, self._active = run, rank == 0
         self._mean_seconds = 0.0
+        self._still = 0  # steps in a row that changed no weight
         self._checkpoint: tuple[Path, int] | None = None
         if self._active:
             self._status = StatusLog(run.folder / "status.json")
@@ -57,9 +59,11 @@ class Reporter(StepHook):
             **record.figures,
         }
         if record.skipped:
-            self.warn(f"step {step + 1} was skipped: {record.decision.skip}")
+            self._warn_of_step(f"step {step + 1} was skipped: {record.decision.skip}")
         elif not record.moved:
-            self.warn(f"step {step + 1} moved no weight: its gradients were not finite")
+            self._warn_of_step(f"step {step + 1} moved no weight: its gradients were not finite")
+        else:
+            self._still = 0
         if (step + 1) % run.spec.train.log_interval == 0 or step + 1 == run.total_steps:
             self._status.progress(
                 epoch=step // run.steps_per_epoch,
@@ -100,6 +104,13 @@ class Reporter(StepHook):
         """Write a status line with verbosity WARNING."""
         if self._active:
             self._status.write(message, verbosity="WARNING")
+
+    def _warn_of_step(self, message: str) -> None:
+        """Warn of a step that changed nothing; of a row of them the 1st, 2nd, 4th, 8th, ... also on the terminal."""
+        self.warn(message)
+        self._still += 1
+        if self._still & (self._still - 1) == 0:
+            terminal.note(message)
 
     def note(self, message: str, warns: bool) -> None:
         """Write a status line, with verbosity WARNING if it ``warns``."""
