@@ -54,7 +54,9 @@ def cluster_resources(spec: Spec) -> Resources:
     with _joined_for_a_while(_address(spec)):
         import ray
 
-        return replace(_most(), kinds=kinds_of_cluster(ray.cluster_resources(), spec.cluster.worker_resources))
+        kinds = kinds_of_cluster(ray.cluster_resources(), spec.cluster.worker_resources)
+        labels = [node.get("Labels", {}).get(_MARKET) for node in ray.nodes() if node.get("Alive")]
+        return replace(_most(), kinds=kinds, spot=_SPOT in labels)
 
 
 @contextlib.contextmanager
@@ -170,6 +172,7 @@ def _named_by(address: str) -> str:
     return "RAY_ADDRESS" if address == os.environ.get("RAY_ADDRESS") else "cluster.address"
 
 
+_MARKET, _SPOT = "ray.io/market-type", "spot"  # Ray's label of a node, and its value where it may be taken away
 # Environment variables for controller and workers, unless the user has set them. Ray's own values are for clusters of
 # thousands of nodes: 2 s, 60 s and 5 s.
 RAY_TRAIN_SETTINGS = {

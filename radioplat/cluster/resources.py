@@ -21,11 +21,13 @@ class Resources:
 
     Attributes:
         kinds: kinds of the GPUs; empty if they are not known.
+        spot: whether nodes may be taken away at any time, as far as is known.
     """
 
     cpus: float
     gpus: float
     kinds: tuple[GpuKind, ...] = ()
+    spot: bool = False
 
     @classmethod
     def this_machine(cls) -> Resources:

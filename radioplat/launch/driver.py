@@ -115,9 +115,10 @@ def _run_alone(
                     say(f"{title}: {fact}")
                     status.write(f"{title}: {fact}")
             # With what was decided for unset fields; of a run without teachers the user's spec, teaching included, with
-            # the arithmetic that its later starts keep.
+            # what its later starts keep.
             ran = run.spec.train
-            decided = {name: getattr(ran, name) for name in ("precision", "tf32", "reduction", "threads")}
+            names = ("precision", "tf32", "reduction", "threads", "checkpoint_minutes", "keep_last", "max_failures")
+            decided = {name: getattr(ran, name) for name in names}
             own = replace(spec, train=replace(spec.train, **decided))
             mirror_spec(run, folder.write_experiment(to_yaml(run.spec if run.teachers else own)))
             if start < run.total_steps:

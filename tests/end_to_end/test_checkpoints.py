@@ -97,6 +97,14 @@ def test_a_full_disk(quiet_run, make_spec, distil, small_disk, student_tensors, 
     assert cli.main(["ledger", str(folder)]) == 0
 
 
+def test_a_checkpoint_when_the_last_one_is_old(make_spec, distil, tmp_path):
+    """After each step here; without it there would be one, after the epoch's four steps."""
+    trail = distil(make_spec(tmp_path / "run"), "train.checkpoint_minutes=0.0001", "train.max_steps=4")
+    messages = [line["message"] for line in read_status(trail.folder / "status.json")]
+    names = [*(f"model_epoch_000_step_0000{step}" for step in (1, 2, 3)), "model_epoch_001"]
+    assert [line for line in messages if line.startswith("checkpoint ")] == [f"checkpoint {name}" for name in names]
+
+
 def test_a_lost_folder_goes_on_from_the_store(quiet_run, make_spec, distil, s3_store, student_tensors, tmp_path):
     there = f"train.checkpoint_dir=s3://kept/{tmp_path.name}"
     spec = make_spec(tmp_path / "run")

@@ -18,6 +18,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.plan, teaching.compat),
     (Level.data, run_parts.automatic),
     (Level.data, workers.precision),
+    (Level.data, workers.spot),
     (Level.plan, teaching.stages),
     (Level.data, run_parts.models),
     (Level.start, readiness.teacher_weights),

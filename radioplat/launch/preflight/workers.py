@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from radioplat.cluster.ray_cluster import cluster_resources, uses_ray
 from radioplat.cluster.resources import Resources
@@ -21,6 +22,8 @@ from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.cluster import AUTO
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.train import Reduction, TrainConfig
+
+_ON_SPOT: dict[str, Any] = {"checkpoint_minutes": 5.0, "keep_last": 3, "max_failures": 10}  # of `train`
 
 
 def precision(preflight: Preflight) -> Iterable[Problem]:
@@ -45,6 +48,23 @@ def precision(preflight: Preflight) -> Iterable[Problem]:
         train.precision = decision.value
         preflight.decide(*[decision] if decision.reason else [])
     return zero_problems(preflight.spec) if is_exact(train) else ()
+
+
+def spot(preflight: Preflight) -> None:
+    """Decide what a run on spot nodes has by default; a run that has begun keeps what it had."""
+    given, resources, earlier = preflight.spec.cluster.spot, preflight.resources, preflight.beginning.spec
+    if given is None and resources is not None and preflight.on_ray:
+        given = resources.spot
+    preflight.spec = copy.deepcopy(preflight.spec)
+    train = preflight.spec.train
+    if earlier is not None and preflight.spec.cluster.spot is None:
+        values = {name: getattr(earlier.train, name) for name in _ON_SPOT}
+    else:
+        values = _ON_SPOT if given else {}
+    for name, value in values.items():
+        if getattr(train, name) is None and value is not None:
+            setattr(train, name, value)
+            preflight.decide(*[] if earlier is not None else [Decision(f"train.{name}", value, "spot nodes")])
 
 
 def compiling(preflight: Preflight) -> Iterator[Problem]:

@@ -60,7 +60,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             run_config=RunConfig(
                 name="ray_train",
                 storage_path=str(run.folder / "ray"),
-                failure_config=FailureConfig(max_failures=spec.train.max_failures, max_preemption_failures=-1),
+                failure_config=FailureConfig(max_failures=spec.train.most_failures, max_preemption_failures=-1),
             ),
             folder=run.folder,
             others={"CPU": outside_workers.cpus, "GPU": outside_workers.gpus},
@@ -129,7 +129,7 @@ def _lost_too_often(run: Run, before: int) -> TrainingError | None:
     events = Attempts(run.folder).read()
     if not events or events[-1].attempt <= before or events[-1].cause not in LOST:
         return None
-    limit = run.spec.train.max_failures
+    limit = run.spec.train.most_failures
     return TrainingError(
         f"the workers were lost again after {limit} restarts in a row without a new checkpoint: {events[-1].cause} "
         f"({events[-1].detail})",

@@ -22,6 +22,9 @@ class ClusterConfig:
     """(+) Spec section ``cluster``."""
 
     mode: ClusterMode = ClusterMode.auto
+    # nodes may be taken away at any time: checkpoints by time, fewer of them kept, more restarts. Unset: what Ray's
+    # labels of the nodes say
+    spot: bool | None = None
     address: str | None = None  # default: RAY_ADDRESS, else a running cluster, else a new one
     cpus_per_worker: float = number(1.0, at_least=0)
     cpus_per_decode: float = number(1.0, at_least=0)

@@ -172,9 +172,11 @@ class TrainConfig:
     num_epochs: int = number(10, at_least=1)
     checkpoint_interval: int = number(1, at_least=1)
     checkpoint_interval_unit: IntervalUnit = IntervalUnit.epoch
+    # (+) also save a checkpoint when the last one is so old. Unset: never; 5 on spot nodes
+    checkpoint_minutes: float | None = number(None, above=0, at_most=SECONDS)
     # (+) true: a thread writes checkpoints while training continues; false: training waits for each write
     async_checkpoint: bool = True
-    # (+) checkpoints to keep: the newest n (unset: all), the n with the best score, one every n steps
+    # (+) checkpoints to keep: the newest n (unset: all; 3 on spot nodes), the n with the best score, one every n steps
     keep_last: int | None = number(None, at_least=1)
     keep_best: int = number(0, at_least=0)
     keep_every: int | None = number(None, at_least=1)
@@ -233,5 +235,11 @@ class TrainConfig:
     hooks: list[str] = field(default_factory=list)
     # (+) steps between lines of status.json and W&B
     log_interval: int = number(1, at_least=1)
-    # (+) consecutive restarts of the worker group without a new checkpoint, after which the run ends
-    max_failures: int = number(3, at_least=-1)
+    # (+) consecutive restarts of the worker group without a new checkpoint, after which the run ends. Unset: 3; 10 on
+    # spot nodes
+    max_failures: int | None = number(None, at_least=-1)
+
+    @property
+    def most_failures(self) -> int:
+        """``max_failures``, or its default."""
+        return 3 if self.max_failures is None else self.max_failures

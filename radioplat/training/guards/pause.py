@@ -19,6 +19,7 @@ from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 
 CAUSES = ("", "resized", "drained", "stopped")  # the last of those that are asked for takes effect
+_SAVE = "save"
 _LOOK_S = 1.0  # between two checks for Ray's notices
 _request: tuple[int, str] = (0, "")  # of this process; set in a thread other than the training thread
 _stepping = False  # True once training in this process has reached its first step
@@ -55,13 +56,23 @@ def ask_to_stop(detail: str = "") -> None:
 
 
 class Pauses(StepHook):
-    """Find out if the ranks are asked to stop: their requests travel with the sums of each step."""
+    """Find out if the ranks are asked to stop, or to save: their requests travel with the sums of each step.
+
+    Attributes:
+        checkpoint_s: rank 0 asks for a checkpoint when the last one is so many seconds old; None: never.
+    """
 
     name = "pauses"
 
     def __init__(self) -> None:
         global _request, _stepping
         _request, _stepping = (0, ""), False
+        self.checkpoint_s: float | None = None
+        self._saved = time.monotonic()
+
+    def saved(self) -> None:
+        """Count the age of the last checkpoint from now on."""
+        self._saved = time.monotonic()
 
     def begin_step(self, step: int) -> None:
         """Remember that training has reached its first step."""
@@ -69,8 +80,15 @@ class Pauses(StepHook):
         _stepping = True
 
     def sums(self) -> dict[str, float]:
-        """Return this rank's request."""
-        return {CAUSES[_request[0]]: 1.0} if _request[0] else {}
+        """Return this rank's requests."""
+        sums = {CAUSES[_request[0]]: 1.0} if _request[0] else {}
+        if self.checkpoint_s is not None and time.monotonic() - self._saved >= self.checkpoint_s:
+            sums |= {_SAVE: 1.0} if collectives.is_first() else {}
+        return sums
+
+    def must_save(self, record: StepRecord) -> bool:
+        """Return, after a step, whether the last checkpoint is too old; the same on every rank."""
+        return bool(record.sums.get(f"{self.name}/{_SAVE}"))
 
     def requested(self, record: StepRecord) -> Paused | None:
         """Return, after a step, the exception to raise, with the same cause on every rank; None to continue."""

@@ -70,6 +70,8 @@ class Trainer:
         self._average = AverageStudent(student) if self.objective.asks_average() else None
         self.objective.average = self._average
         self._clock, self._meter, self._accounts, self._pauses, self._phases = clock, meter, accounts, pauses, phases
+        minutes = self.spec.train.checkpoint_minutes
+        pauses.checkpoint_s = None if minutes is None else 60 * minutes
         self._data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
         outer = (clock, meter, accounts, pauses)
         self.hooks = RunHooks(run, context, self.objective, self._data, self.state, outer)
@@ -130,7 +132,7 @@ class Trainer:
             self._passed(step + 1)
             validates = self._validation_due(step + 1)
             pause = self._pauses.requested(record)
-            if validates or pause or self.persistence.due(step + 1):
+            if validates or pause or self.persistence.due(step + 1) or self._pauses.must_save(record):
                 self._clock.check_lease()
                 self.save(validates and not pause)
             if pause and step + 1 < self.run.total_steps:
@@ -168,6 +170,7 @@ class Trainer:
         back loss spikes: then this waits until it is committed.
         """
         begin, steps, spikes = time.perf_counter(), self.state.global_step, self.hooks.spikes
+        self._pauses.saved()
         with self._phases(CHECKPOINT):
             unwritten = self.hooks.ledger.flush()
             on_commit = partial(self.reporter.checkpoint, step=steps, costs=copy.deepcopy(self._meter.costs))

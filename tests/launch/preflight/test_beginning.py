@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from radioplat.cluster.resources import Resources
 from radioplat.launch.preflight.beginning import Beginning, beginning
-from radioplat.launch.preflight.preflight import Preflight
-from radioplat.launch.preflight.workers import precision
+from radioplat.launch.preflight.preflight import AUTOMATIC, Preflight
+from radioplat.launch.preflight.workers import precision, spot
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.train import Precision
 from radioplat.training.engine.backends import set_backends
@@ -67,3 +68,34 @@ def test_a_run_of_an_unknown_beginning_stays_at_what_earlier_versions_did(tmp_pa
     assert (preflight.spec.train.precision, preflight.spec.train.tf32) == (Precision.fp32, None)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: pytest.fail(f"set to {value}"))
     set_backends(preflight.spec.train, torch.device("cuda"))
+
+
+SPOT_FIELDS = ("checkpoint_minutes", "keep_last", "max_failures")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "labelled", "expected"),
+    [
+        ([], False, (None, None, None)),
+        ([], True, (5.0, 3, 10)),
+        (["cluster.spot=true"], False, (5.0, 3, 10)),
+        (["cluster.spot=false"], True, (None, None, None)),
+        (["cluster.spot=true", "train.keep_last=1", "train.max_failures=-1"], False, (5.0, 1, -1)),
+        (["train.checkpoint_minutes=60"], True, (60.0, 3, 10)),
+    ],
+)
+def test_runs_on_spot_nodes_have_other_defaults(tmp_path, overrides, labelled, expected):
+    resources = Resources(8, 0, spot=labelled)
+    found = Preflight(load_spec({}, overrides), "distill", tmp_path, resources=resources, on_ray=True)
+    found.take(spot)
+    assert tuple(getattr(found.spec.train, name) for name in SPOT_FIELDS) == expected
+    said = found.facts.get(AUTOMATIC, "")
+    assert ("spot nodes" in said) == (expected != (None, None, None))
+
+
+def test_a_run_keeps_the_defaults_of_the_nodes_that_it_began_on(run, tmp_path):
+    folder = run(tmp_path / "distill", "train.checkpoint_minutes=5", "train.keep_last=3", "train.max_failures=10")
+    (folder / "model_epoch_001").mkdir()
+    found = Preflight(load_spec({}), "distill", folder, resources=Resources(8, 0), on_ray=True)
+    found.take(spot)
+    assert tuple(getattr(found.spec.train, name) for name in SPOT_FIELDS) == (5.0, 3, 10)

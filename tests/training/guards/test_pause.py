@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,32 @@ def test_alone():
     found = pauses.requested(record)
     assert (found.cause, found.detail) == ("drained", "a notice")
     assert Pauses().requested(record) is None and not is_stepping(), "a new attempt was not asked"
+
+
+def work_old() -> None:
+    """Save when the last checkpoint is half a second old by rank 0's clock; rank 1 is never asked."""
+    dist.init_process_group("gloo")
+    first = dist.get_rank() == 0
+    hooks, sums, due = StepHooks([pauses := Pauses()]), StepSums(torch.device("cpu")), []
+    pauses.checkpoint_s = 0.5 if first else 0.0
+    for step in range(8):
+        record = StepRecord(step, 0.1)
+        sums.begin()
+        hooks.begin_step(step)
+        if first and step in (2, 5):
+            time.sleep(0.6)
+        record.share(sums, hooks.sums())
+        record.reduce(sums, 1)
+        assert pauses.requested(record) is None
+        if pauses.must_save(record):
+            due.append(step)
+            pauses.saved()
+    print(due)
+    dist.destroy_process_group()
+
+
+def test_two_ranks_save_at_one_step_when_the_last_checkpoint_is_old():
+    assert run_ranks(work_old) == ["[2, 5]\n"] * 2
 
 
 def test_it_travels():
