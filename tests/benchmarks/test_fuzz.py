@@ -1,0 +1,58 @@
+"""The fuzzer finds what it looks for, and a short run of it holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import fuzz
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_short_run_holds(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--seconds", "8", "--seed", "5"]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["held"] == found["trials"] and all(found["by_kind"][kind]["trials"] > 20 for kind in fuzz.KINDS)
+    assert not list((tmp_path / "results/fuzz").iterdir())
+
+
+def grow(data: bytes) -> None:
+    bytearray(data * 2**20)
+
+
+def fail(data: bytes) -> None:
+    raise ZeroDivisionError("not an answer")
+
+
+@pytest.mark.parametrize(
+    ("read", "outcome", "said"),
+    [(len, "held", None), (fail, "tracebacks", "not an answer"), (grow, "memory_over", "MiB of 32")],
+)
+def test_what_a_reader_does(tmp_path, read, outcome, said):
+    kept = tmp_path / "input"
+    kept.write_bytes(b"x" * 64)
+    reader = SimpleNamespace(read=read, limit=32 * fuzz.MIB)
+    assert fuzz._outcome(reader, b"x" * 64, kept) == outcome
+    assert kept.exists() == (outcome != "held")
+    assert said is None or said in kept.with_suffix(".txt").read_text()
+
+
+@pytest.mark.parametrize(("end", "outcome"), [("time.sleep(60)", "hangs"), ("os._exit(9)", "tracebacks")])
+def test_a_process_that_hangs_or_dies_is_replaced_behind_its_trial(monkeypatch, end, outcome):
+    code = (
+        "import os, sys, time\nprint('ready', flush=True)\n"
+        f"for i in range(int(sys.argv[-1]), 10**9):\n    if i == 3: {end}\n"
+        "    time.sleep(0.01); print('held', flush=True)"
+    )
+    monkeypatch.setattr(fuzz, "HANG_S", 0.5)
+    found = fuzz.attack("images", 0, 1.5, (sys.executable, "-c", code))
+    assert found[outcome] == 1 and found["held"] == found["trials"] - 1 > 10
