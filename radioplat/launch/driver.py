@@ -11,6 +11,7 @@ from radioplat.cluster.ray_cluster import check_cluster, uses_ray
 from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import RadioplatError, SpecError, Stopped
+from radioplat.launch.preflight.advice import OWN_CODE
 from radioplat.launch.preflight.feature_cache import FEATURE_CACHE
 from radioplat.launch.preflight.preflight import AUTOMATIC, Preflight
 from radioplat.launch.preflight.run_parts import names_no_folder
@@ -110,7 +111,7 @@ def _run_alone(
             for note in (*((*run.start_notes, *prepared.warnings) if start == 0 else ()), *run.notes):
                 say(note)
                 status.write(note, verbosity="WARNING")
-            for title in (AUTOMATIC, FEATURE_CACHE) if start == 0 else (AUTOMATIC,):
+            for title in (OWN_CODE, AUTOMATIC, FEATURE_CACHE) if start == 0 else (OWN_CODE, AUTOMATIC):
                 if fact := prepared.facts.get(title):
                     say(f"{title}: {fact}")
                     status.write(f"{title}: {fact}")

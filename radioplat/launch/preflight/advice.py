@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +24,25 @@ from radioplat.spec.schema.model import ModelTask
 from radioplat.teachers.adapters.registry import adapter_class
 from radioplat.teachers.base.info import TeacherInfo
 
+OWN_CODE = "code that this spec runs"  # title of the fact
+_OBJECT = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*")
 SMALL, FEW = 30_000_000, 100_000  # parameters of a student, and images; TAO gives no numbers, these are ours
+
+
+def own_code(preflight: Preflight) -> None:
+    """Record as a fact which ``package.module:name`` the spec names: whoever wrote it runs code here."""
+    waiting: list[tuple[str, Any]] = [("", asdict(preflight.spec))]
+    named: dict[str, str] = {}
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{path}.{key}".lstrip("."), inner) for key, inner in value.items()]
+        elif isinstance(value, (list, tuple)):
+            waiting += [(f"{path}[{i}]", inner) for i, inner in enumerate(value)]
+        elif isinstance(value, str) and _OBJECT.fullmatch(value):
+            named[path] = value
+    if named:
+        preflight.facts[OWN_CODE] = ", ".join(f"{name} ({path})" for path, name in sorted(named.items()))
 
 
 def advice(preflight: Preflight) -> None:

@@ -13,6 +13,7 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.schema.root import Spec
 
 STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...] = (
+    (Level.start, advice.own_code),
     (Level.data, run_parts.contradictions),
     (Level.plan, teaching.partitions),
     (Level.plan, teaching.compat),

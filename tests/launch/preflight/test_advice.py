@@ -137,3 +137,20 @@ def test_few_images_for_a_small_student(planned, monkeypatch):
     monkeypatch.setattr(advice, "FEW", 9)
     monkeypatch.setattr(advice, "SMALL", 1000)
     assert FEW not in planned("test_vit2", "vit_tiny_patch16_224").get("TAO's advice", "")
+
+
+def test_what_code_a_spec_runs(tmp_path):
+    """A module and a name, and nothing that only looks like them: URLs, paths of Windows, times."""
+    spec = load_spec({}, [
+        "train.hooks=[own.hooks:Count, plain:Other]", "model.backbone.type=mine.net:Net",
+        "dataset.train_dataset.tar_data_sources=[{root_dir: s3://bucket/a}, {root_dir: 'C:/data'}]",
+        "results_dir='at 12:30'",
+    ])  # fmt: skip
+    found = Preflight(spec, "distill", tmp_path)
+    found.take(advice.own_code)
+    assert found.facts[advice.OWN_CODE] == (
+        "mine.net:Net (model.backbone.type), own.hooks:Count (train.hooks[0]), plain:Other (train.hooks[1])"
+    )
+    plain = Preflight(load_spec({}), "distill", tmp_path)
+    plain.take(advice.own_code)
+    assert advice.OWN_CODE not in plain.facts
