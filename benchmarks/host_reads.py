@@ -1,10 +1,13 @@
 """How often does a step wait for the device? Counted on a CPU by a program that imports nothing of radioplat.
 
 ``python -m benchmarks.host_reads``: `benchmarks.judges.host_reads` runs ``radioplat distill`` for small students (a
-RADIO ViT, a CNN with BatchNorm) with two teachers, four micro-batches a step, and counts what would wait for a GPU.
-Teachers run in the same process, without a feature cache. The last line on stdout is one JSON object with, for each
-student, ``reads_a_step`` (of radioplat; the target is 1), ``reads_a_micro_batch``, ``reads_a_step_of_others``
-(DeepSpeed, torch) and their places.
+RADIO ViT, a CNN with BatchNorm) with two teachers, four micro-batches a step, and counts what would wait for a GPU:
+with DeepSpeed, and the ViT with ``ddp``, also with running statistics of the targets, and with exact sums. Teachers run
+in the same process, without a feature cache. Reads of numbers that are on the host with a GPU, too, count as well: the
+step counts of torch's optimizers, and the quanta of exact sums.
+
+The last line on stdout is one JSON object with, for each case, ``reads_a_step`` (of radioplat),
+``reads_a_micro_batch``, ``reads_a_step_of_others`` (DeepSpeed, torch) and their places.
 """
 
 from __future__ import annotations
@@ -25,21 +28,30 @@ from PIL import Image
 from safetensors.torch import save_file
 
 SIDE, BATCH, MICRO_BATCHES, STEPS, IMAGES = 64, 4, 4, 10, 64
-STUDENTS = {
-    "vit": {"type": "radio_vit_tiny_patch16", "kwargs": {"depth": 2}, "cpe_max_size": SIDE},
-    "cnn": {"type": "test_resnet"},
+VIT = {"type": "radio_vit_tiny_patch16", "kwargs": {"depth": 2}, "cpe_max_size": SIDE}
+CNN = {"type": "test_resnet"}
+RUNNING = {"target_norm": {"type": "phi_s", "fit": "running", "refresh_steps": 2}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # the student, and changes of the spec's sections
+    "vit": (VIT, {}),
+    "cnn": (CNN, {}),
+    "vit, ddp": (VIT, {"train": {"engine": "ddp"}}),
+    "vit, ddp, running statistics": (VIT, {"train": {"engine": "ddp"}, "distill": RUNNING}),
+    "vit, ddp, exact": (VIT, {"train": {"engine": "ddp", "reduction": "exact", "threads": 1}}),
 }
 
 
 def main() -> None:
-    """Count for each student, and print the figures."""
+    """Count for each case, and print the figures."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         write_images(folder / "images")
-        for name, student in STUDENTS.items():
-            spec = folder / f"{name}.json"
-            spec.write_text(json.dumps(spec_of(folder, name, student)), encoding="utf-8")
+        for number, (name, (student, changes)) in enumerate(CASES.items()):
+            tree = spec_of(folder, str(number), student)
+            for section, fields in changes.items():
+                tree[section] |= fields
+            spec = folder / f"{number}.json"
+            spec.write_text(json.dumps(tree), encoding="utf-8")
             command = [
                 sys.executable,
                 "-m",

@@ -29,21 +29,18 @@ _CURVES: dict[Policy, Callable[[float], float]] = {
 }
 
 
-def build_optimizer(module: nn.Module, config: OptimConfig, on_host: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable parameters; see :func:`parameter_groups`.
 
     ``adamw`` decays the weights directly; ``adam`` and ``sgd`` (momentum without Nesterov) add the decay to the
     gradient, as in torch. ``fusedlamb`` is the same as ``lamb``, so results are the same on every device. Adam's update
-    is one kernel (``fused``) if all parameters are on a GPU.
-
-    Args:
-        on_host: whether the engine moves the optimizer's tensors to the host.
+    is one kernel if ``fused`` and all parameters are on a GPU; the engine must not move its tensors to the host then.
 
     Raises:
         SpecError: no parameter is trainable, or the config sets a rate for parameters that do not exist.
     """
     groups = parameter_groups(module, config)
-    fused = not on_host and all(parameter.is_cuda for group in groups for parameter in group["params"])
+    fused = fused and all(parameter.is_cuda for group in groups for parameter in group["params"])
     optimizer = _optimizer(groups, config, fused)
     step_relatively(optimizer)
     return optimizer

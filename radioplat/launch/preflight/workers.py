@@ -42,7 +42,9 @@ def precision(preflight: Preflight) -> Iterable[Problem]:
     if train.tf32 is None:
         train.tf32 = earlier.tf32 if earlier else True
     train.reduction = train.reduction or (earlier.reduction if earlier else None) or Reduction.fast
-    train.threads = train.threads or (earlier.threads if earlier else None) or (1 if is_exact(train) else None)
+    # Threads that an exact run had because it was exact are none that a fast one has.
+    kept = earlier.threads if earlier and (is_exact(train) or not is_exact(earlier)) else None
+    train.threads = train.threads or kept or (1 if is_exact(train) else None)
     decision = decide_precision(spec, preflight.resources or Resources.this_machine(), earlier)
     if decision is not None:
         train.precision = decision.value

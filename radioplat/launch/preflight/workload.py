@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from radioplat.cluster.resources import demand_of, teacher_gpus
 from radioplat.common import terminal
@@ -30,7 +31,7 @@ from radioplat.spec.resolved.zero import zero_stage
 from radioplat.spec.schema.distill import Source, TargetNormFit
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import EngineName, Precision
+from radioplat.spec.schema.train import EngineName, Precision, Reduction
 from radioplat.training.feed.feeder import prefetch_depth
 
 # DeepSpeed's Python took 23 ms for a micro-batch of a ViT-L with ZeRO-2, measured on a CPU; a GPU that is faster waits.
@@ -71,15 +72,20 @@ def _slow_arithmetic(preflight: Preflight) -> Iterator[str]:
 
 def sums(preflight: Preflight) -> None:
     """Record the cost of ``train.reduction: exact``."""
-    train, models = preflight.spec.train, preflight.models
+    spec, models = preflight.spec, preflight.models
+    train, fast = spec.train, replace(spec.train, reduction=Reduction.fast)
     if not is_exact(train) or models is None:
         return
-    more = terminal.size(8 * models.student_parameters)
-    fast = terminal.size(4 * models.student_parameters)
+    count, world = models.student_parameters, spec.worker_bounds[0]
+    more = parameter_bytes(train, world).of(count) - parameter_bytes(fast, world).of(count)
+    batch = "" if train.global_batch_size else (
+        "; train.global_batch_size is not set and follows from num_gpus and num_nodes: set it before you change them"
+    )  # fmt: skip
     preflight.facts["sums"] = (
         "exact: weights are the same, bit for bit, at any number of workers of the same hardware, "
-        f"{train.threads} thread(s) each on CPUs (train.threads); {more} more memory a worker, and workers exchange "
-        f"{more} in a step instead of {fast}, after its last backward pass"
+        f"{train.threads} thread(s) each on CPUs (train.threads); {terminal.size(more)} more memory a worker, and "
+        f"workers exchange {terminal.size(8 * count)} in a step instead of {terminal.size(4 * count)}, after its last "
+        f"backward pass{batch}"
     )
 
 

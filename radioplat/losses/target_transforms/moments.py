@@ -40,9 +40,14 @@ class Moments:
         return self.outer.ndim == 2
 
     def add(self, features: torch.Tensor, weight: torch.Tensor) -> None:
-        """Add ``features`` ``[B, ..., D]``; those without ``weight``, ``[B]`` or by position, may be NaN."""
-        rows = features.detach()[(weight > 0).to(features.device)].flatten(0, -2)
-        self.count += len(rows)
+        """Add ``features`` ``[B, ..., D]``; those without ``weight``, ``[B]`` or by position, may be NaN.
+
+        Both are on one device, which nobody waits for: what has no weight is added as zeros.
+        """
+        used = (weight > 0).to(features.device)
+        used = used.view(*used.shape, *[1] * (features.ndim - 1 - used.ndim)).expand(features.shape[:-1])
+        rows = torch.where(used.unsqueeze(-1), features.detach(), 0).flatten(0, -2)
+        self.count += used.sum().to(self.count.device)
         for block in rows.split(_BLOCK):
             wide = block.to(self.total.device).double()
             self.total += wide.sum(0)

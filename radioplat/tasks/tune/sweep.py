@@ -158,6 +158,7 @@ def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
         spec.cluster.mode = ClusterMode.local
     if plan.space.scheduler.type is SchedulerType.pbt:
         spec.train.keep_last = None  # another trial may copy any of them
+        spec.cluster.spot = False  # whose defaults keep three
         spec.train.checkpoint_interval = plan.space.scheduler.interval_steps
         spec.train.checkpoint_interval_unit = type(spec.train.checkpoint_interval_unit).step
     if record.cloned_from:

@@ -38,7 +38,10 @@ class DeepSpeedEngine(Engine):
     def __init__(self, module: nn.Module, spec: Spec, micro_batches: int) -> None:
         import deepspeed
 
-        optimizer = build_optimizer(module, spec.train.optim, on_host=spec.train.offload)
+        # Where tensors are cut depends on the number of ranks: exact updates are of separate operators, which are alike
+        # for each value.
+        fused = not spec.train.offload and not is_exact(spec.train)
+        optimizer = build_optimizer(module, spec.train.optim, fused)
         config = _config(spec, micro_batches, sum(p.numel() for p in module.parameters() if p.requires_grad))
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
         if precision_of(spec.train) is not Precision.fp32:

@@ -69,7 +69,7 @@ class ExactDeepSpeedEngine(DeepSpeedEngine):
                     means.mul_(factor)
             self._release()
             deepspeed_compat.update(self.inner, [means for _, means in self._means])
-            self._applied = True
+            self._applied = not getattr(self.inner.optimizer, "overflow", False)
         self.discard_gradients()
         self._last = False
 

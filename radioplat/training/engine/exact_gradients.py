@@ -103,6 +103,7 @@ class ExactGradients:
         self._parts, self._micro_batches, self._own = list(parts), micro_batches, own
         self._sizes: torch.Tensor | None = None
         self._added = 0  # gradients since the sums were zero
+        self._shifts: list[float] = []  # those of the step, once it has begun
         self._spare = _BITS - math.ceil(math.log2(micro_batches)) - _ROOM
         self.largest = torch.ones(sum(len(part.places) for part in parts), dtype=torch.float64)
 
@@ -112,11 +113,11 @@ class ExactGradients:
         sizes = torch.stack([size for part in self._parts for size in part.sizes()]).double()
         self._sizes = sizes if self._sizes is None else torch.maximum(self._sizes, sizes)
         self._added += 1
-        shifts = (1.5 * 2.0**_BITS * self._quanta()).tolist()
+        if not self._shifts:
+            self._shifts = (1.5 * 2.0**_BITS * self._quanta()).tolist()
+        shifts = iter(self._shifts)
         for part in self._parts:
-            count = len(part.places)
-            part.add(shifts[:count])
-            shifts = shifts[count:]
+            part.add([next(shifts) for _ in part.places])
             part.gradients.zero_()
 
     @torch.no_grad()
@@ -142,7 +143,7 @@ class ExactGradients:
             for part in self._parts:
                 part.means.copy_(collectives.total(part.sums).div_(self._micro_batches))
                 part.sums.zero_()
-            self._sizes, self._added = None, 0
+            self._sizes, self._added, self._shifts = None, 0, []
         else:
             self.clear()
         return fits
@@ -150,14 +151,14 @@ class ExactGradients:
     def load(self, largest: torch.Tensor | None) -> None:
         """Restore :attr:`largest` from a checkpoint, if it has those of as many tensors."""
         if largest is not None and len(largest) == len(self.largest):
-            self.largest = largest.double()
+            self.largest, self._shifts = largest.double(), []
 
     def clear(self) -> None:
         """Set all sums and gradients to zero."""
         for part in self._parts:
             part.sums.zero_()
             part.gradients.zero_()
-        self._sizes, self._added = None, 0
+        self._sizes, self._added, self._shifts = None, 0, []
 
     def _quanta(self) -> torch.Tensor:
         """Return each tensor's quantum, float64 ``[tensors]``."""

@@ -85,11 +85,11 @@ class OptimizerStep:
             arrived = iter(list(arrived))
             with self._phases(COLLECTIVE):
                 self._hooks.targets_arrived(step)
-        kept: list[tuple[Batch, MicroBatch]] = []  # for the case that the step has to be computed again
+        kept: list[tuple[float, MicroBatch]] = []  # for the case that the step has to be computed again
         for place, (batch, micro) in enumerate(arrived):
             self._hooks.begin_micro_batch(step, batch)
             if self._exact:
-                kept.append((batch, micro))
+                kept.append((self._scale(batch), micro))
             # After a decision to skip the step, its remaining micro-batches are still read from the stream.
             if not record.skipped:
                 self._seed_draws(step, place)
@@ -211,16 +211,20 @@ class OptimizerStep:
             return 0.0
         return 1.0 if self._exact else self._context.world_size * self._schedule.per_rank / self._run.micro_batches
 
-    def _repeat(self, step: int, micro_batches: Sequence[tuple[Batch, MicroBatch]]) -> None:
-        """Compute the gradients of ``step`` and the update once more; hooks know its micro-batches already."""
+    def _repeat(self, step: int, micro_batches: Sequence[tuple[float, MicroBatch]]) -> None:
+        """Compute the gradients of ``step`` and the update once more; hooks know its micro-batches already.
+
+        Args:
+            micro_batches: with the factor of each one's loss.
+        """
         with self._hooks.statistics_kept():
-            for place, (batch, micro) in enumerate(micro_batches):
+            for place, (scale, micro) in enumerate(micro_batches):
                 self._phases.at(step, place)
                 self._seed_draws(step, place)
                 pieces = in_pieces(micro, 2**self._halvings)
                 for number, (share, piece) in enumerate(pieces):
                     last = place == len(micro_batches) - 1 and number == len(pieces) - 1
-                    self._backward(self._forward(piece), self._scale(batch) * share, last)
+                    self._backward(self._forward(piece), scale * share, last)
                     self._engine.step()
 
     def _set_learning_rate(self, step: int) -> float:

@@ -17,7 +17,6 @@ from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
-from radioplat.training.engine.backends import set_backends
 from radioplat.training.engine.registry import build_engine
 from radioplat.training.feed.micro_batches import MicroBatches
 from radioplat.training.feed.prefetch import Prefetch
@@ -59,7 +58,6 @@ class Trainer:
         halvings: tuple[int, str],
     ) -> None:
         self.run, self.context, self.spec = run, context, run.spec
-        set_backends(self.spec.train, context.device)
         self._task = task_of(run)
         self.objective = self._task.objective(run).to(context.device).train()
         self.persistence, self.state = persistence, persistence.state

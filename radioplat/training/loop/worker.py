@@ -13,6 +13,7 @@ from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
+from radioplat.training.engine.backends import set_backends
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.guards import out_of_memory
@@ -46,6 +47,7 @@ def run_worker(
         OutOfMemory: on this rank only; the next start uses smaller pieces.
         Paused: the workers were asked to stop, and have saved a checkpoint.
     """
+    set_backends(run.spec.train, context.device)  # before inline teachers compute, in the feeder's thread
     clock = AttemptClock(run, context.rank)
     persistence = Persistence(run, context.rank, context.world_size)
     with contextlib.ExitStack() as stack:

@@ -95,10 +95,13 @@ class TargetSums:
 
 
 def counting(kind: str, values: torch.Tensor, weight: torch.Tensor, view: View | None) -> torch.Tensor:
-    """Return the included parts of an answer: ``weight`` ``[B]``, or for a map bool ``[B, h, w]`` on the CPU."""
-    if kind != "spatial":
+    """Return the included parts of an answer: ``weight`` ``[B]``, or for a map bool ``[B, h, w]``, on its device."""
+    if kind != "spatial" or view is None or view.valid is None:
         return weight
-    return (weight > 0).cpu().view(-1, 1, 1) & shown_positions(view, tuple(values.shape[:3]))
+    shown = shown_positions(view, tuple(values.shape[:3]))
+    if weight.is_cuda:  # not to wait for the device
+        shown = shown.pin_memory().to(weight.device, non_blocking=True)
+    return (weight > 0).view(-1, 1, 1) & shown
 
 
 def set_transforms(
