@@ -3,9 +3,9 @@
 ``python -m benchmarks.exact [--only weights | cost] [--case NAME ...]``. Weights: `benchmarks.judges.same_weights`,
 which imports nothing of radioplat, trains a RADIO ViT and a CNN with BatchNorm for 120 steps with two teachers, running
 PHI-S and an average, with one and two workers of Ray, and with three, of which it kills one and which it resizes; with
-``train.reduction: fast``, the control, weights must differ. Both with ``ddp``, and the ViT also with DeepSpeed's ZeRO
-1. Cost: a CNN is taught on the corpora of `benchmarks.teach` for one pass, three seeds with each kind of sums in turn,
-with two threads; seconds a step, and kNN by `benchmarks.judges.knn`.
+``train.reduction: fast``, the control, weights must differ. Both with ``ddp``; ``--case "vit, ZeRO 1"`` is with
+DeepSpeed. Cost: a CNN is taught on the corpora of `benchmarks.teach` for one pass, three seeds with each kind of sums
+in turn, with two threads; seconds a step, and kNN by `benchmarks.judges.knn`.
 
 The last line on stdout is one JSON object: ``weights_equal`` and ``fast_differs`` (1.0 if all are), ``overhead`` (share
 of a step, median over seeds), ``knn_difference`` (exact minus fast, with its interval).
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("results/teach"), help="with the corpora of benchmarks.teach"
     )
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
+    parser.add_argument("--case", nargs="+", choices=CASES, default=["vit", "cnn"], metavar="NAME")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
     if given.only != "cost":

@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
+from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.workers import spot
 from radioplat.quickstart.defaults import SPEC
 from radioplat.tasks.tune.schedule import Budget, scheduler_of
-from radioplat.tasks.tune.sweep import make_plan
+from radioplat.tasks.tune.sweep import make_plan, trial_spec
 from radioplat.tasks.tune.trial_record import State, TrialRecord
 
 BASE = {
@@ -86,3 +88,14 @@ def test_pbt_changes_loss_weights_and_teachers_weights(tmp_path):
     }
     plan = plan_of(tmp_path, parameters=varied, scheduler={"type": "pbt", "metric": "fidelity", "mode": "max"})
     assert set(scheduler_of(plan)._hyperparam_mutations["point"]["values"]) == set(varied)
+
+
+def test_trials_that_are_cloned_keep_all_checkpoints_also_on_spot_nodes(tmp_path):
+    """Another trial may copy any of them."""
+    plan = plan_of(
+        tmp_path, changes=["cluster.spot=true"], scheduler={"type": "pbt", "metric": "fidelity", "mode": "max"}
+    )
+    spec = trial_spec(plan, TrialRecord(0, {"train.optim.lr": 1e-3}))
+    found = Preflight(spec, "distill", tmp_path)
+    found.take(spot)
+    assert found.spec.train.keep_last is None and found.spec.train.checkpoint_minutes is None
