@@ -1,11 +1,11 @@
 """What do damaged and hostile files do to what reads them: images, tars, checkpoints and specs?
 
-``python -m benchmarks.fuzz [--seconds 60] [--seed 0] [--only KIND ...]``. Each kind has a process that damages a good
-file again and again, at random places and at those that a format's numbers are in, and gives it to the reader. A trial
-holds if the reader answers, or raises the error that it has for bad input. Another exception is a traceback; a trial
-that takes longer than :data:`HANG_S` is a hang, and its process is ended; one during which the memory grows beyond the
-kind's limit (for images 8 bytes for each allowed pixel and 64 MB) counts as ``memory_over``. The input of each trial
-that does not hold is kept below ``results/fuzz``, with what was said.
+``python -m benchmarks.fuzz [--seconds 60] [--trials N] [--seed 0] [--only KIND ...]``. Each kind has a process that
+damages a good file again and again, at random places and at those that a format's numbers are in, and gives it to the
+reader. A trial holds if the reader answers, or raises the error that it has for bad input. Another exception is a
+traceback; a trial that takes longer than :data:`HANG_S` is a hang, and its process is ended; one during which the
+memory grows beyond the kind's limit (for images 8 bytes for each allowed pixel and 64 MB) counts as ``memory_over``.
+The input of each trial that does not hold is kept below ``results/fuzz``, with what was said.
 
 The last line on stdout is one JSON object: ``trials, held, tracebacks, hangs, memory_over``, and these by kind; a
 process that dies counts as a traceback. The exit status is 1 unless all hold. The same seed gives the same trials.
@@ -121,12 +121,15 @@ class Checkpoints:
     limit = 512 * MIB
 
     def __init__(self, folder: Path) -> None:
+        import torch
+
         from radioplat.models.heads import HeadArchitecture
         from radioplat.models.student.checkpoint import save_student
         from radioplat.models.student.student import Student, StudentArchitecture
 
         self._good, self._bad = folder / "good", folder / "bad"
         self._good.mkdir()
+        torch.manual_seed(0)
         heads = (HeadArchitecture("a", 8, 8),)
         student = Student(StudentArchitecture("test_resnet", heads=heads))
         save_student(student, student.state_dict(), self._good)
@@ -236,6 +239,7 @@ def main() -> None:
     """Try, count and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of all kinds together")
+    parser.add_argument("--trials", type=int, help="most of each kind; default: as many as there is time for")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
@@ -244,19 +248,25 @@ def main() -> None:
     if given.worker:
         work(given.worker, given.seed, given.first)
         return
-    by_kind = {kind: attack(kind, given.seed, given.seconds / len(given.only)) for kind in given.only}
+    each = given.seconds / len(given.only)
+    by_kind = {kind: attack(kind, given.seed, each, given.trials) for kind in given.only}
     total = {name: sum(counts[name] for counts in by_kind.values()) for name in ("trials", *OUTCOMES)}
     print(json.dumps({**total, "seed": given.seed, "by_kind": by_kind}))
     sys.exit(total["trials"] == 0 or total["held"] != total["trials"])
 
 
 def attack(
-    kind: str, seed: int, seconds: float, program: Sequence[str] = (sys.executable, "-m", "benchmarks.fuzz")
+    kind: str,
+    seed: int,
+    seconds: float,
+    most: int | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "benchmarks.fuzz"),
 ) -> dict[str, int]:
     """Try one kind for so long; a process that hangs or dies is replaced, behind the trial that it was at."""
     counts, number = Counter[str](), 0
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    goes_on = lambda: time.monotonic() < until and number != most  # noqa: E731
+    while goes_on():
         command = [*program, "--worker", kind, "--seed", str(seed)]
         began = time.monotonic()
         with subprocess.Popen([*command, "--first", str(number)], stdout=subprocess.PIPE, text=True) as worker:
@@ -264,7 +274,7 @@ def attack(
             if outcome != "ready":
                 raise SystemExit(f"{kind}: the process of trial {number} does not start")
             until += time.monotonic() - began  # a start is no trial
-            while outcome in ("ready", "held", "tracebacks", "memory_over") and time.monotonic() < until:
+            while outcome in ("ready", "held", "tracebacks", "memory_over") and goes_on():
                 outcome = _line(worker, HANG_S)
                 counts.update(["trials", "tracebacks" if outcome == "" else outcome])
                 if outcome != "held":

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.host_reads import STUDENTS, spec_of, write_images
+from benchmarks.host_reads import VIT, spec_of, write_images
 
 COUNT = 24  # micro-batches
 PARTS = ("feed", "replica")
@@ -51,7 +51,7 @@ def prepare(folder: Path) -> Path:
     from radioplat.spec.loading.load import load_spec
 
     write_images(folder / "images")
-    spec = spec_of(folder, "copies", STUDENTS["vit"])
+    spec = spec_of(folder, "copies", VIT)
     spec["distill"]["teacher"].append(dict(spec["distill"]["teacher"][1], name="c"))
     run, data = steps.prepare(load_spec(spec), "distill", folder / "run")
     keep_data(run, data)

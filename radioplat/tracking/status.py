@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,8 @@ class StatusLog:
             self._file = -1
 
     def _write_waiting(self) -> None:
-        """Write what waits, with one call, between which and the next another process may write."""
-        with contextlib.suppress(OSError):
+        """Write what waits, alone among the processes that write the file."""
+        with contextlib.suppress(OSError), _alone(self._file):
             while self._waiting and self._file >= 0:
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
 
@@ -148,7 +149,7 @@ def _cut_torn_tail(path: Path) -> None:
     """Remove what stands behind the last line end; only the end of the file is read."""
     if not path.exists():
         return
-    with path.open("rb+") as file:
+    with path.open("rb+") as file, _alone(file.fileno()):
         begin = size = file.seek(0, os.SEEK_END)
         tail = b""
         while begin and b"\n" not in tail:
@@ -163,6 +164,18 @@ def _cut_torn_tail(path: Path) -> None:
         else:  # the object is complete and only its line end is missing
             file.seek(size)
             file.write(b"\n")
+
+
+@contextlib.contextmanager
+def _alone(descriptor: int) -> Iterator[None]:
+    """Hold the file's lock, where the file system has locks: a line that is being written looks like a torn one."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _plain(value: Any) -> Any:

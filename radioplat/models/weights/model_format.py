@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from radioplat import __version__
 from radioplat.common.unknown_fields import unknown_fields
-from radioplat.errors import WeightsError
+from radioplat.errors import RadioplatError, WeightsError
 from radioplat.models.weights.manifest import require_unchanged
 from radioplat.models.weights.read import load_into, require_finite
 from radioplat.models.weights.stored_numbers import require_plausible
@@ -142,7 +142,13 @@ class Format(Generic[ArchitectureT, ModelT]):
                 the requested averages.
         """
         architecture, tensors = self.read(path, where, ema, verify)
-        model: Any = self.build(architecture, where)
+        try:
+            model: Any = self.build(architecture, where)
+        except RadioplatError:
+            raise
+        except Exception as error:  # torch and timm raise many types for sizes that cannot be
+            message = f"{path} describes a model that cannot be built: {type(error).__name__}: {error}"
+            raise WeightsError(message.splitlines()[0], where=where) from None
         load_into(model, tensors, path, where)
         return model.eval()
 

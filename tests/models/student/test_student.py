@@ -69,6 +69,18 @@ def test_a_crafted_architecture_is_refused_at_once(change, field, tmp_path):
         load_student(tmp_path)
 
 
+@pytest.mark.parametrize("field", ["summary", "spatial"])
+def test_an_architecture_that_cannot_be_built(tmp_path, field):
+    save_student(student := Student(RADIO), student.state_dict(), tmp_path)
+    raw = json.loads(RADIO.to_json())
+    name = next(name for name in raw["heads"][0] if name.startswith(field) and isinstance(raw["heads"][0][name], int))
+    raw["heads"][0][name] = -1
+    metadata = {"radioplat.student": json.dumps(raw)}
+    save_file(load_file(tmp_path / STUDENT_FILE), tmp_path / STUDENT_FILE, metadata)
+    with pytest.raises(WeightsError, match="cannot be built: RuntimeError"):
+        load_student(tmp_path)
+
+
 def test_an_architecture_that_is_nested_too_deeply(tmp_path):
     save_student(student := Student(RADIO), student.state_dict(), tmp_path)
     metadata = {"radioplat.student": "[" * 100_000 + "]" * 100_000}
