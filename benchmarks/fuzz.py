@@ -14,6 +14,7 @@ process that dies counts as a traceback. The exit status is 1 unless all hold. T
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import io
 import json
@@ -70,10 +71,8 @@ class Images:
         """Give it to the reader; an error for bad input is an answer."""
         from radioplat.data.images.decode import BadSample, decode_rgb
 
-        try:
+        with contextlib.suppress(BadSample):
             decode_rgb(data, max_pixels=PIXELS)
-        except BadSample:
-            pass
 
 
 class Tars:
@@ -159,10 +158,8 @@ class Checkpoints:
         shutil.rmtree(self._bad, ignore_errors=True)
         shutil.copytree(self._good, self._bad)
         (self._bad / name.decode()).write_bytes(content)
-        try:
+        with contextlib.suppress(RadioplatError):
             load_student(self._bad)
-        except RadioplatError:
-            pass
 
 
 class Specs:
@@ -199,10 +196,8 @@ class Specs:
             self._path.write_bytes(data[5:])
         else:
             given = json.loads(data)
-        try:
+        with contextlib.suppress(RadioplatError):
             check(load_spec(given))
-        except RadioplatError:
-            pass
 
 
 KINDS: dict[str, Callable[[Path], Any]] = {

@@ -28,7 +28,7 @@ def show_error(error: RadioplatError) -> None:
 
 def show_table(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
     """Print a table on stdout."""
-    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+    table = Table(title=shown(title), title_justify="left", caption=note or None, caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:

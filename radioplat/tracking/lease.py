@@ -74,7 +74,6 @@ class Lease:
     ) -> None:
         self.path, self._say, self._beat_s, self._stale_s = Path(folder) / NAME, say, beat_s, stale_s
         self._mine = Holder.myself()
-        self._waits = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -164,7 +163,7 @@ class Lease:
         Raises:
             LeaseTaken: the holder of the lease is alive.
         """
-        holder, begin, first = read_holder(path), time.monotonic(), None
+        holder, begin, first, reported = read_holder(path), time.monotonic(), None, False
         while True:
             try:
                 stamp, now = path.stat().st_mtime_ns, read_holder(path)
@@ -174,8 +173,7 @@ class Lease:
                 return None  # another process has taken over
             if now is not None and now.is_gone():
                 return _token(holder)
-            here = now is not None and now.place == _place()
-            if path == self.path and here:
+            if path == self.path and now is not None and now.place == _place():
                 raise self._taken(now, "it is alive")
             if first is None:
                 first = stamp
@@ -185,8 +183,8 @@ class Lease:
                 return None
             if time.monotonic() - begin >= self._stale_s:
                 return _token(holder)
-            if path == self.path and not self._waits:
-                self._waits = True
+            if not reported and (now is None or now.place != _place()):  # here, a right lasts for milliseconds
+                reported = True
                 self._say(
                     f"{path.parent} is held by {named(now)}: looking for at most {self._stale_s:.0f} s whether it lives"
                 )

@@ -118,16 +118,17 @@ class StatusLog:
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            if self._file >= 0:
-                self._write_waiting()
-                with contextlib.suppress(OSError):
-                    os.close(self._file)
+            self._write_waiting()
+            with contextlib.suppress(OSError):  # also of a second call
+                os.close(self._file)
             self._file = -1
 
     def _write_waiting(self) -> None:
-        """Write what waits, alone among the processes that write the file."""
+        """Write what waits, alone among the processes that write the file; after :meth:`close` nothing is written."""
+        if self._file < 0:
+            return
         with contextlib.suppress(OSError), _alone(self._file):
-            while self._waiting and self._file >= 0:
+            while self._waiting:
                 self._waiting = self._waiting[os.write(self._file, self._waiting) :]
 
     def __enter__(self) -> StatusLog:

@@ -17,6 +17,7 @@ NAME = "a\x1b]0;title\x07b\x9b2Jc\td\x00"
         terminal.note,
         lambda text: terminal.show_error(DataError(text, where=text)),
         lambda text: terminal.show_table("table", ["name"], [[text]]),
+        lambda text: terminal.show_table(text, ["name" * 20], []),
     ],
 )
 def test_control_characters_are_written_out(capsys, show):

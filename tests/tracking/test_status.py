@@ -123,6 +123,15 @@ def test_lines_of_several_processes_stay_whole(tmp_path):
     assert sorted(found) == [(name, i) for name in "abc" for i in range(40)]
 
 
+def test_a_line_after_the_end_is_no_error(tmp_path):
+    """A thread may be late."""
+    log = StatusLog(tmp_path / "s.json")
+    log.close()
+    log.write("late")
+    log.close()
+    assert read_status(tmp_path / "s.json") == []
+
+
 def test_every_line_is_on_disk_at_once(tmp_path):
     log = StatusLog(tmp_path / "s.json")
     log.write("now")

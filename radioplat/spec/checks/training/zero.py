@@ -42,7 +42,6 @@ def _exact(spec: Spec) -> Iterator[Problem]:
 
 def _exact_deepspeed(train: TrainConfig) -> Iterator[Problem]:
     """Yield what DeepSpeed cannot do with exact sums."""
-    hint = "Take train.engine ddp"
     if train.zero_stage > 1:
         message = f"ZeRO {train.zero_stage} adds gradients up in an order that depends on the number of workers"
         yield Problem(message, "train.zero_stage", "Take zero_stage 0 or 1, train.engine ddp, or reduction fast.")
@@ -54,7 +53,9 @@ def _exact_deepspeed(train: TrainConfig) -> Iterator[Problem]:
         yield Problem(message, "train.precision", "Take bf16 or fp32, or train.reduction fast.")
     if zero_stage(train) and train.optim.optim in (OptimizerName.lamb, OptimizerName.fusedlamb):
         message = "with ZeRO 1, which bf16 includes, LAMB adds norms of the workers' parts of a weight"
-        yield Problem(message, "train.optim.optim", f"{hint}, another optimizer, or train.reduction fast.")
+        yield Problem(
+            message, "train.optim.optim", "Take train.engine ddp, another optimizer, or train.reduction fast."
+        )
 
 
 def _ddp(train: TrainConfig) -> Iterator[Problem]:
