@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, PartWriter, unfinished
+from radioplat.data.index.scan_wait import Patience, ScanWait
 from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
 from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
 from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, UNREADABLE
 from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
-from radioplat.data.storage.object_stores import renew_clients
-from radioplat.data.storage.outage import FIRST_PAUSE_S, LONGEST_PAUSE_S, may_be_of_one_file
-from radioplat.errors import DataError, Problem, StorageError
+from radioplat.errors import DataError, Problem
 from radioplat.spec.schema.dataset import SplitConfig
 
 __all__ = ["ShardIndex", "build_index"]
@@ -68,9 +65,9 @@ def build_index(
     """
     sources = list_shards(split, path)
     index_dir = Path(index_dir)
-    with _locked(index_dir):
-        known, wait = _Known(index_dir), _Wait(patience)
-        while (fresh := list(_batches(sources, known))) and wait.may_read(fresh, known, sources):
+    with _locked(index_dir), ScanWait(sources, patience) as wait:
+        known = _Known(index_dir)
+        while (fresh := list(_batches(sources, known))) and wait.may_read(fresh, known.answer):
             shards, writer = _ShardList(sources), PartWriter(index_dir)
             total = sum(len(source.files) for source in sources)
             done = total - sum(len(batch.names) for batch in fresh)
@@ -85,72 +82,6 @@ def build_index(
         _require_usable_sources(index, sources, max_pixels)
         index.save(index_dir)
     return index
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Time limits for reading again what storage does not give, in seconds.
-
-    Attributes:
-        one_file: a file that may alone be at fault, beside others of its source that can be read; then it is left out.
-        store: anything else; then the build ends.
-        say: gets a line when the wait begins.
-    """
-
-    one_file: float
-    store: float
-    say: Callable[[str], None] = lambda line: None
-
-
-class _Wait:
-    """Decides whether files are scanned: once, and those that could not be read again after a pause."""
-
-    def __init__(self, patience: Patience | None) -> None:
-        self._patience = patience
-        self._began: float | None = None  # when the first scan ended
-        self._pause = FIRST_PAUSE_S
-        self._tried = False
-
-    def may_read(self, fresh: list[ScanBatch], known: _Known, sources: list[SourceFiles]) -> bool:
-        """Return True, after a pause if the files have been scanned before, or False if they are left out.
-
-        Raises:
-            StorageError: as of :func:`build_index`.
-        """
-        if not self._tried:
-            self._tried = True
-            return True
-        if (patience := self._patience) is None:
-            return False
-        now = time.monotonic()
-        if self._began is None:
-            self._began = now
-        lost = {f"{batch.root}/{name}" for batch in fresh for name in batch.names}
-        answers = {path: known.answer(path) for path in lost}
-        whole = [source.root for source in sources if all(f"{source.root}/{f.name}" in lost for f in source.files)]
-        of_store = [
-            path
-            for path, answer in answers.items()
-            if not may_be_of_one_file(path, OSError(answer)) or any(path.startswith(f"{root}/") for root in whole)
-        ]
-        path = min(of_store or lost)
-        limit, waited = patience.store if of_store else patience.one_file, now - self._began
-        if waited >= limit:
-            if not of_store:
-                return False
-            raise StorageError(
-                f"{len(of_store)} of the shards cannot be read for {waited:.0f} s, the first is {path}; the storage's "
-                f"last answer: {answers[path]}",
-                where="dataset.storage_timeout_s",
-                hint="Repair the storage (its mount, network or credentials) and run the same command again: shards "
-                "that were read are not read again.",
-            )
-        if now == self._began:
-            patience.say(f"waiting for storage: {path} cannot be read ({answers[path]}); {len(lost)} file(s) in all")
-        time.sleep(min(self._pause, limit - waited))
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        renew_clients()
-        return True
 
 
 class _Known:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from radioplat.common import terminal
 from radioplat.data.detection.box_table import BoxTable
 from radioplat.data.detection.split import read_split
-from radioplat.data.index.build import Patience, build_index
+from radioplat.data.index.build import build_index
+from radioplat.data.index.scan_wait import Patience
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.sources import list_shards
 from radioplat.design.automatic import Decision, decide, ema_decay, warmup_epochs
@@ -100,7 +100,7 @@ def _patience(preflight: Preflight) -> Patience | None:
     dataset = preflight.spec.dataset
     if preflight.level is not Level.start:
         return None
-    return Patience(dataset.read_timeout_s, dataset.storage_timeout_s, terminal.note)
+    return Patience(dataset.read_timeout_s, dataset.storage_timeout_s)
 
 
 def average(preflight: Preflight) -> None:
