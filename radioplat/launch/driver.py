@@ -88,11 +88,10 @@ def _run_alone(
     say: Callable[[str], None],
 ) -> RunResult:
     """Run, with the lease of ``folder`` held: no other process writes it."""
-    attempts = Attempts(folder.path)
-    attempts.end("unknown", "its driver, or the whole cluster, was lost")
-    status = StatusLog(folder.status_path)
-    status.write(f"{task} starts", Status.STARTED)
+    attempts, status = Attempts(folder.path), StatusLog(folder.status_path)
     try:
+        attempts.end("unknown", "its driver, or the whole cluster, was lost")
+        status.write(f"{task} starts", Status.STARTED)
         with session(folder.path), driver_log(folder.path, say) as say, scanner(spec) as scan:
             clear_left_behind(folder.path)
             prepared = take_steps(Preflight(spec, task, folder.path, scan=scan))

@@ -75,6 +75,11 @@ def steps_of(folder: Path) -> int:
     return max(losses_of(folder), default=0) if (folder / "status.json").exists() else 0
 
 
+def _text(path: Path) -> str:
+    """What a file holds; nothing before there is one."""
+    return path.read_text() if path.exists() else ""
+
+
 def ends(folder: Path) -> list[str]:
     """Why each attempt ended."""
     return [event.cause for event in Attempts(folder).read() if event.event == "end"]
@@ -84,7 +89,7 @@ def test_local(start, tmp_path):
     folder, said = tmp_path / "run" / "distill", tmp_path / "said"
 
     early = start()
-    wait_for(lambda: (folder / "lease.json").exists(), "it never began")
+    wait_for(lambda: "starts" in _text(folder / "status.json"), "it never began")
     early.send_signal(signal.SIGTERM)
     assert early.wait(30) == os.EX_TEMPFAIL, said.read_text()
     assert not list(folder.glob("model_epoch_*")) and "no checkpoint" in said.read_text()
