@@ -151,7 +151,7 @@ def ledger(args: argparse.Namespace) -> None:
     from radioplat.tasks.inspect.show_ledger import show
     from radioplat.training.accounting.prove import prove_results
 
-    show(prove_results(args.results))
+    show(prove_results(args.results, full=args.full))
 
 
 def diagnose(args: argparse.Namespace) -> None:

@@ -70,6 +70,13 @@ def _results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", help="a results folder, or the folder of one task in it")
 
 
+def _ledger(parser: argparse.ArgumentParser) -> None:
+    _results(parser)
+    parser.add_argument(
+        "--full", action="store_true", help="compare every row again, not one in a hundred of those already compared"
+    )
+
+
 def _lint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.onnx", help="an ONNX file with QuantizeLinear and DequantizeLinear")
     add_overrides(parser)
@@ -121,7 +128,7 @@ TASKS = {
     "plan": Command(commands.plan, _plan),
     "index": Command(commands.index, _index),
     "pack": Command(commands.pack, _pack),
-    "ledger": Command(commands.ledger, _results),
+    "ledger": Command(commands.ledger, _ledger),
     "diagnose": Command(commands.diagnose, _results),
     "lint": Command(commands.lint, _lint),
     "default_specs": Command(commands.default_specs, add_overrides),

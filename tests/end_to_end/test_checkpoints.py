@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from radioplat.cli import main as cli
+from radioplat.data.storage.files import list_files, remove_file
 from radioplat.errors import RadioplatError, TrainingError
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
@@ -119,7 +120,16 @@ def test_a_lost_folder_goes_on_from_the_store(quiet_run, make_spec, distil, s3_s
     again = distil(spec, *EVERY_SECOND, there)
     assert again.result.resumed_from == 4 and f"goes on from {NAMES[1]} at step 4" in again.lines[0]
     assert same(again.result.checkpoint, quiet_run.result.checkpoint, student_tensors)
-    # The ledger was lost with the folder: it proves what was run since, and says so.
+    assert f"the ledger was copied from s3://kept/{tmp_path.name}" in again.lines[1]
+    proof = prove_run(again.folder)
+    assert proof.holds and (proof.first_step, proof.expected, proof.replayed) == (0, 48, 24)
+    # A ledger that is lost in both places: the next one proves what was run since, and says so.
+    shutil.rmtree(again.folder)
+    for name, _ in list_files(f"{mirror.folder}/ledger", lambda _: True):
+        remove_file(f"{mirror.folder}/ledger/{name}")
+    for name in NAMES[2:]:
+        mirror._remove_folder(mirror.find(name).rpartition("/")[2])
+    again = distil(spec, *EVERY_SECOND, there)
     proof = prove_run(again.folder)
     assert proof.holds and (proof.first_step, proof.expected) == (4, 24) and again.result.account.lost == 0
     assert "the ledger of steps 0 to 4 is lost" in "".join(

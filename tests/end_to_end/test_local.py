@@ -87,8 +87,12 @@ def test_the_users_file_is_untouched(quiet_run, make_spec):
 def test_status_lines(quiet_run):
     lines = read_status(quiet_run.folder / "status.json")
     assert all({"date", "time", "status", "verbosity", "message", "kpi"} <= line.keys() for line in lines)
-    assert [line["status"] for line in (lines[0], lines[-1])] == ["STARTED", "SUCCESS"]
-    assert {line["status"] for line in lines[1:-1]} == {"RUNNING"}
+    assert [line["status"] for line in (lines[0], *lines[-2:])] == ["STARTED", "SUCCESS", "SUCCESS"]
+    assert {line["status"] for line in lines[1:-2]} == {"RUNNING"}
+    assert (
+        lines[-1]["message"] == "ledger: 48 samples, each used exactly once"
+        and not lines[-1]["kpi"]["run/samples_lost"]
+    )
     progress = [line for line in lines if "max_step" in line]
     assert [line["step"] for line in progress] == list(range(1, 9))
     assert [line["epoch"] for line in progress] == [0] * 4 + [1] * 4

@@ -6,6 +6,7 @@ Sample ids come from the batches that reached backward, never from the sample or
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class Ledger:
         self._consumed: list[_Rows] = []
         self._rejected: list[_Rows] = []
         self._rows = 0
-        self._written: dict[str, int] = {}  # number of the last file, by kind
+        self._files, self._mark = 0, uuid.uuid4().hex[:8]
 
     def record(self, step: int, batch: Batch) -> None:
         """Record a batch that reached backward at global step ``step``, and its samples of weight 0 as rejected.
@@ -113,12 +114,10 @@ class Ledger:
                 self.flush()
 
     def _new_path(self, kind: str) -> Path:
-        stem = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}"
-        if kind not in self._written:  # once, since the folder contains the files of all ranks and checkpoints
-            taken = [int(p.stem.rpartition("-")[2]) for p in self._directory.glob(f"{stem}-*.parquet")]
-            self._written[kind] = max(taken, default=-1)
-        self._written[kind] += 1
-        return self._directory / f"{stem}-{self._written[kind]:06d}.parquet"
+        self._files += 1
+        # A restarted worker of the same attempt writes other names, also after its files were moved into windows.
+        name = f"{kind}-a{self._attempt:04d}-r{self._rank:05d}-{self._mark}-{self._files:06d}.parquet"
+        return self._directory / name
 
 
 def write_rejects(directory: str | Path, index: ShardIndex, reasons: np.ndarray | Column) -> None:

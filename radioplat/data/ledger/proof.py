@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +12,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from radioplat.data.images.uniform_color import REASON as UNIFORM_COLOR
-from radioplat.data.ledger.ledger import CONSUMED_SCHEMA, REJECTED_SCHEMA, lineage
-from radioplat.data.loading.reader import Order
+from radioplat.data.ledger.chain import NAME as CHAIN
+from radioplat.data.ledger.chain import Chain, Window
+from radioplat.data.ledger.compare import EXAMPLES, Comparison, compare, compare_positions
+from radioplat.data.ledger.files import BLOCK, COMPARED, Gaps, LedgerFile, digest, ledger_files, read_block, rows_of
+from radioplat.data.ledger.ledger import REJECTED_SCHEMA
+from radioplat.data.ledger.roll_up import ROWS, Ordered, parts_of, unrolled
 
-WINDOW = 1 << 21  # samples in memory at a time
-EXAMPLES = 5
 FEWEST = 1000  # samples of which a share is taken at least, as by `training/guards/bad_samples.py`
-Result = TypeVar("Result")
+SHARE = 100  # one block in so many is read again
+LEAST = ROWS  # rows that are read again at least
 
 
 @dataclass
@@ -38,8 +40,9 @@ class Proof:
         unlearned: consumed samples of weight 0 or of a skipped step, by reason.
         without_weight: number of these samples, without those that the spec leaves out for their colour.
         most_without_weight: the share of the expected samples that ``without_weight`` may be.
-        gaps: files of the ledger that cannot be read, with the reason; the rest is compared without them.
-        attempts: ``(attempt, start, stop)`` of :func:`radioplat.data.ledger.ledger.lineage`.
+        checked: rows that were compared with the order now; the others were when they were written.
+        gaps: files of the ledger that are damaged, with the reason; the rest is compared without them.
+        attempts: ``(attempt, start, stop)`` of the steps that led to the final checkpoint.
         examples: descriptions of the first differences.
     """
 
@@ -56,7 +59,8 @@ class Proof:
     unlearned: dict[str, int] = field(default_factory=dict)
     without_weight: int = 0
     most_without_weight: float = 1.0
-    gaps: dict[Path, str] = field(default_factory=dict)
+    checked: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
     attempts: list[tuple[int, int, int]] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
 
@@ -65,150 +69,169 @@ class Proof:
         """True if every expected sample was consumed exactly once."""
         return self.missing == self.repeated == self.misplaced == 0 and self.consumed == self.expected
 
+    def add(self, result: Comparison) -> None:
+        """Add rows of some steps and how they differ from the order."""
+        self.consumed += result.rows
+        self.missing += result.missing
+        self.repeated += result.repeated
+        self.misplaced += result.misplaced
+        self.examples = [*self.examples, *result.examples][:EXAMPLES]
+
     @property
     def learnt(self) -> bool:
         """True if no more samples than the accepted share were consumed without weight."""
         return self.without_weight <= self.most_without_weight * max(FEWEST, self.expected)
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file of the ledger: the attempt that wrote it, its first and last step, and its number of rows."""
-
-    path: Path
-    attempt: int
-    first: int
-    last: int
-    rows: int
-
-
 def prove(
     directory: str | Path,
-    order: Order,
-    global_batch: int,
+    ordered: Ordered,
     final_step: int,
     *,
-    first_step: int = 0,
     attempt: int | None = None,
     most_without_weight: float = 1.0,
+    full: bool = False,
 ) -> Proof:
-    """Compare the ledger with the order, :data:`WINDOW` samples at a time; of files, those with rows of these steps.
+    """Compare the ledger with the order. Of steps in windows, one block in :data:`SHARE` is read again.
+
+    Memory holds :data:`radioplat.data.ledger.roll_up.ROWS` samples at a time.
 
     Args:
         directory: of the run's ledger.
-        order: of the run.
-        global_batch: samples of a step; position p belongs to step ``p // global_batch``.
         final_step: number of steps of the final checkpoint.
-        first_step: the first step of this order.
         attempt: the one that wrote the checkpoint; default: the last.
         most_without_weight: see :class:`Proof`.
+        full: compare every row.
+
+    Raises:
+        DataError: a newer version wrote ``windows.jsonl``.
+        OSError: the storage fails.
     """
-    directory = Path(directory)
-    expected = (final_step - first_step) * global_batch
+    directory, first_step = Path(directory), ordered.first_step
+    expected = (final_step - first_step) * ordered.global_batch
     proof = Proof(first_step, final_step, expected, most_without_weight=most_without_weight)
-    files = _files(proof, directory)
-    spans: dict[int, tuple[int, int]] = {}
-    for file in files:
-        low, high = spans.get(file.attempt, (file.first, file.last))
-        spans[file.attempt] = min(low, file.first), max(high, file.last)
-    proof.attempts = [
-        (number, max(start, first_step), stop)
-        for number, start, stop in lineage(spans, final_step, attempt)
-        if stop > first_step
-    ]
-    span = max(1, WINDOW // global_batch)
-    for start in range(first_step, final_step, span):
-        stop = min(start + span, final_step)
-        _compare(proof, _rows(proof, files, start, stop), order, global_batch, start, stop)
-    proof.before = sum(_rows_before(proof, file, first_step) for file in files)
-    proof.replayed = sum(file.rows for file in files if file.path not in proof.gaps) - proof.consumed - proof.before
+    chain = Chain(directory)
+    if chain.broken:
+        proof.gaps[directory / CHAIN] = f"{chain.broken}; every row is compared"
+    files = unrolled(directory, chain, proof.gaps)
+    proof.attempts = parts_of(chain, files, first_step, final_step, attempt)
+    windows = list(_leading(chain, proof.attempts, ordered, final_step))
+    proof.gaps.update({directory / name: why for window in windows for name, why in window.gaps.items()})
+    used = {window.file: window for window in windows}
+    files += ledger_files((directory / name for name in sorted(chain.files - set(used))), proof.gaps)
+    chosen = _chosen(windows, full or bool(chain.broken))
+    in_windows, place = 0, first_step
+    for window in windows:
+        _compare_steps(proof, files, ordered, place, window.start)
+        before = proof.consumed
+        path, blocks = directory / window.file, chosen.get(window.file, [])
+        if chain.broken or not _as_written(proof, path, window, ordered, blocks):
+            _compare_all(proof, path, window, ordered)
+        in_windows += proof.consumed - before
+        place = window.stop
+    _compare_steps(proof, files, ordered, place, final_step)
+    readable = [file for file in files if file.path not in proof.gaps]
+    proof.before = sum(_rows_in(file, [(0, first_step)], proof.gaps) for file in readable)
+    others = sum(file.rows - _rows_in(file, _steps(windows, file.attempt), proof.gaps) for file in readable)
+    proof.replayed = others + sum(chain.replayed.values()) - (proof.consumed - in_windows) - proof.before
     proof.rejected = _rejected(proof, directory / "rejects.parquet")
     _count_unlearned(proof, directory)
     return proof
 
 
-def _readable(proof: Proof, path: Path, read: Callable[[Path], Result]) -> Result | None:
-    """Return what ``read`` returns; if it cannot read the file, add it to the gaps and return None."""
+def _leading(
+    chain: Chain, attempts: Sequence[tuple[int, int, int]], ordered: Ordered, final_step: int
+) -> Iterator[Window]:
+    """Yield the windows of this order that led to the final checkpoint and end before it."""
+    covered = {number: (start, stop) for number, start, stop in attempts}
+    for window in chain.windows:
+        start, stop = covered.get(window.attempt, (0, 0))
+        mine = window.order == ordered.name and window.start >= ordered.first_step
+        if mine and start <= window.start and window.stop <= min(stop, final_step):
+            yield window
+
+
+def _chosen(windows: Sequence[Window], full: bool) -> dict[str, list[int]]:
+    """Choose the blocks to read again, by the name of their file: one in :data:`SHARE`, or :data:`LEAST` rows."""
+    blocks = [(window.file, number) for window in windows for number in range(len(window.blocks))]
+    count = len(blocks) if full else max(-(-len(blocks) // SHARE), -(-LEAST // BLOCK))
+    if count < len(blocks):  # others at each call
+        picked = np.sort(np.random.default_rng().choice(len(blocks), count, replace=False))
+        blocks = [blocks[i] for i in picked.tolist()]
+    chosen: dict[str, list[int]] = {}
+    for name, number in blocks:
+        chosen.setdefault(name, []).append(number)
+    return chosen
+
+
+def _as_written(proof: Proof, path: Path, window: Window, ordered: Ordered, blocks: Sequence[int]) -> bool:
+    """Add what was counted when a window was written, if the chosen blocks of its file are as they were then."""
     try:
-        return read(path)
-    except (OSError, pa.ArrowException) as error:
-        proof.gaps[path] = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return None
+        changed = proof.gaps.read(path, lambda path: _changed(path, window, ordered, blocks))
+    except FileNotFoundError:
+        changed = "it is missing"
+    if changed == "":
+        proof.add(Comparison(window.rows, window.missing, window.repeated, window.misplaced, window.examples))
+        proof.checked += sum(min(BLOCK, window.rows - number * BLOCK) for number in blocks)
+    elif changed is not None:
+        proof.gaps[path] = changed
+    return changed == ""
 
 
-def _files(proof: Proof, directory: Path) -> list[_File]:
-    """Read the footers of all files; those without rows are left out."""
-    place = CONSUMED_SCHEMA.get_field_index("step")
-    files = []
-    for path in sorted(directory.glob("consumed-a*.parquet")):
-        footer = _readable(proof, path, pq.read_metadata)
-        groups = [] if footer is None else [footer.row_group(i) for i in range(footer.num_row_groups)]
-        steps = [group.column(place).statistics for group in groups if group.num_rows]
-        if footer is not None and steps:
-            first, last = min(step.min for step in steps), max(step.max for step in steps)
-            files.append(_File(path, int(path.name.split("-a")[1][:4]), first, last, footer.num_rows))
-    return files
+def _compare_all(proof: Proof, path: Path, window: Window, ordered: Ordered) -> None:
+    """Add what is left of a window's file, compared with the order."""
+    files = ledger_files([path], Gaps()) if path.exists() else []
+    rows = rows_of(files, window.attempt, window.start, window.stop, Gaps(), COMPARED)
+    proof.add(compare(rows, ordered.order, ordered.global_batch, window.start, window.stop))
+    proof.checked += len(rows)
 
 
-def _rows(proof: Proof, files: Sequence[_File], start: int, stop: int) -> pa.Table:
-    """Read position, id and step of the rows of steps ``start`` to ``stop`` that led to the checkpoint."""
-    columns = ["position", "id", "step"]
-    tables = [pa.schema([CONSUMED_SCHEMA.field(name) for name in columns]).empty_table()]
-    for number, first, last in proof.attempts:
-        low, high = max(first, start), min(last, stop)
-        for file in files:
-            if file.attempt != number or file.first >= high or file.last < low:
-                continue
-            table = _readable(
-                proof,
-                file.path,
-                lambda path: pq.read_table(path, columns=columns, schema=CONSUMED_SCHEMA, partitioning=None),
-            )
-            if table is not None:
-                inside = pc.and_(pc.greater_equal(table["step"], low), pc.less(table["step"], high))
-                tables.append(table.filter(inside))
-    return pa.concat_tables(tables)
+def _changed(path: Path, window: Window, ordered: Ordered, blocks: Sequence[int]) -> str:
+    """Return how the file of a window differs from what was written."""
+    clean = window.missing == window.repeated == window.misplaced == 0
+    footer = pq.read_metadata(path)
+    if footer.num_rows != window.rows or footer.num_row_groups != len(window.blocks):
+        return f"it has {footer.num_rows} rows, {window.rows} were written"
+    low = window.start * ordered.global_batch
+    for number in blocks:
+        rows = read_block(path, number)
+        place = low + number * BLOCK
+        if not clean and digest(rows) != window.blocks[number]:
+            return f"row group {number} is not what was written"
+        # Rows that are the order's are what was written, too.
+        if clean and not compare_positions(rows, ordered.order, ordered.global_batch, place, place + len(rows)).holds:
+            return f"row group {number} differs from the order, and did not when it was written"
+    return ""
 
 
-def _rows_before(proof: Proof, file: _File, step: int) -> int:
-    """Return how many rows of ``file`` are of steps before ``step``."""
-    if file.first >= step or file.path in proof.gaps:
-        return 0
-    if file.last < step:
+def _compare_steps(proof: Proof, files: Sequence[LedgerFile], ordered: Ordered, start: int, stop: int) -> None:
+    """Compare the rows of steps that are in no window, at most :data:`ROWS` at a time."""
+    span = max(1, ROWS // ordered.global_batch)
+    for low in range(start, stop, span):
+        high = min(low + span, stop)
+        parts = [(number, max(first, low), min(last, high)) for number, first, last in proof.attempts]
+        tables = [rows_of(files, *part, proof.gaps, COMPARED) for part in parts if part[1] < part[2]]
+        rows = pa.concat_tables(tables) if tables else rows_of([], 0, 0, 0, proof.gaps, COMPARED)
+        proof.add(compare(rows, ordered.order, ordered.global_batch, low, high))
+        proof.checked += len(rows)
+
+
+def _steps(windows: Sequence[Window], attempt: int) -> list[tuple[int, int]]:
+    return [(window.start, window.stop) for window in windows if window.attempt == attempt]
+
+
+def _rows_in(file: LedgerFile, steps: Sequence[tuple[int, int]], gaps: Gaps) -> int:
+    """Return how many rows of ``file`` are of the given ranges of steps, which do not overlap."""
+    steps = [(start, stop) for start, stop in steps if start <= file.last and file.first < stop]
+    if any(start <= file.first and file.last < stop for start, stop in steps):
         return file.rows
-    table = _readable(proof, file.path, lambda path: pq.read_table(path, columns=["step"], partitioning=None))
-    return 0 if table is None else pc.sum(pc.less(table["step"], step)).as_py() or 0
-
-
-def _compare(proof: Proof, rows: pa.Table, order: Order, global_batch: int, start: int, stop: int) -> None:
-    position, ids, step = (rows[name].to_numpy() for name in ("position", "id", "step"))
-    low = start * global_batch
-    expected = order.slice(low, stop * global_batch).sample_id
-    correct = (position >= low) & (position < stop * global_batch) & (position // global_batch == step)
-    correct[correct] = expected[position[correct] - low] == ids[correct]
-    counts = np.bincount(position[correct] - low, minlength=len(expected))
-    proof.consumed += len(position)
-    proof.misplaced += int((~correct).sum())
-    proof.missing += int((counts == 0).sum())
-    proof.repeated += int((counts - 1).clip(0).sum())
-    examples = []
-    for row in np.flatnonzero(~correct)[:EXAMPLES].tolist():
-        place = int(position[row])
-        inside = low <= place < stop * global_batch
-        has = f"sample {expected[place - low]} in step {place // global_batch}" if inside else "another step"
-        examples.append(f"step {step[row]} saw sample {ids[row]} at position {place}, where the order has {has}")
-    for place in np.flatnonzero(counts == 0)[:EXAMPLES].tolist():
-        step_of = start + place // global_batch
-        examples.append(f"sample {expected[place]} at position {low + place}, step {step_of}: not seen")
-    for place in np.flatnonzero(counts > 1)[:EXAMPLES].tolist():
-        examples.append(f"sample {expected[place]} at position {low + place}: seen {counts[place]} times")
-    proof.examples = [*proof.examples, *examples][:EXAMPLES]
+    return sum(len(rows_of([file], file.attempt, start, stop, gaps, ["step"])) for start, stop in steps)
 
 
 def _rejected(proof: Proof, path: Path) -> dict[str, int]:
     if not path.exists():
         return {}
-    table = _readable(proof, path, lambda path: pq.read_table(path, columns=["reason"], partitioning=None))
+    table = proof.gaps.read(path, lambda path: pq.read_table(path, columns=["reason"], partitioning=None))
     return {} if table is None else _counts(table["reason"])
 
 
@@ -216,7 +239,7 @@ def _count_unlearned(proof: Proof, directory: Path) -> None:
     """Count rejected samples, also by the reason's first word; of two reasons for one sample each counts once."""
     tables = []
     for path in sorted(directory.glob("rejected-a*.parquet")):
-        table = _readable(proof, path, lambda path: pq.read_table(path, schema=REJECTED_SCHEMA, partitioning=None))
+        table = proof.gaps.read(path, lambda path: pq.read_table(path, schema=REJECTED_SCHEMA, partitioning=None))
         if table is None:
             continue
         for number, start, stop in proof.attempts:

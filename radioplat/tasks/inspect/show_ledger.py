@@ -20,7 +20,7 @@ def show(proofs: dict[Path, Proof]) -> None:
         terminal.show_table(
             f"{folder}, steps {proof.first_step} to {proof.final_step}", ["samples", "", ""], _rows(proof)
         )
-        for finding in (*proof.examples, *(f"{path.name} cannot be read: {why}" for path, why in proof.gaps.items())):
+        for finding in (*proof.examples, *(f"{path.name}: {why}" for path, why in proof.gaps.items())):
             terminal.say(f"  {finding}")
         if proof.holds:
             learnt = f"; {proof.without_weight} of them without weight" if proof.without_weight else ""
@@ -53,6 +53,7 @@ def _rows(proof: Proof) -> list[list[str]]:
     rows = [
         ["expected", str(proof.expected), "samples of the order in these steps"],
         ["seen", str(proof.consumed), began],
+        ["compared now", str(proof.checked), "the others were when they were written; --full compares all"],
         ["missing", str(proof.missing), "expected, not seen at their position"],
         ["repeated", str(proof.repeated), "seen again"],
         ["misplaced", str(proof.misplaced), "different from the order at that position"],

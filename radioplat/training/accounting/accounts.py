@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from radioplat.design.run import Run
-from radioplat.errors import RadioplatError
 from radioplat.spec.schema.cluster import Placement
 from radioplat.tracking.attempts.goodput import (
     BEGIN,
@@ -33,7 +32,6 @@ from radioplat.tracking.attempts.goodput import (
 )
 from radioplat.tracking.json_lines import append_line
 from radioplat.tracking.teacher_cost import Prices, TeacherCosts
-from radioplat.training.accounting.prove import prove_run
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import StepRecord
 
@@ -145,16 +143,12 @@ def run_price(run: Run, totals: Goodput, teacher_costs: TeacherCosts | None) -> 
 def settled(run: Run) -> Goodput | None:
     """Compute the totals of a run that has ended, with its price, and write them to its folder.
 
-    The totals include lost and replayed samples if the ledger can be read; a failed write is ignored.
-    Returns None if the run has no accounts.
+    A failed write is ignored. Returns None if the run has no accounts.
     """
     totals = goodput(run.folder)
     if totals is None:
         return None
     totals.price = run_price(run, totals, TeacherCosts.read(run.folder))
-    with contextlib.suppress(RadioplatError, OSError):
-        proof = prove_run(run.folder, run.spec.dataset)
-        totals.lost, totals.replayed = proof.missing, proof.replayed
     with contextlib.suppress(OSError):
         totals.write(run.folder)
     return totals

@@ -1,19 +1,26 @@
-"""Prove from a run's files that it consumed every sample exactly once, for ``radioplat ledger``."""
+"""Prove from a run's files that it consumed every sample exactly once."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from radioplat.data.ledger.proof import Proof, prove
+from radioplat.data.ledger.roll_up import Ordered
 from radioplat.data.loading.run_data import RunData, differing_fields
-from radioplat.errors import DataError
+from radioplat.design.run import Run
+from radioplat.errors import DataError, RadioplatError
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.training.checkpoints.checkpoint import newest
 
 
-def prove_results(results: str | Path) -> dict[Path, Proof]:
+def prove_results(results: str | Path, full: bool = False) -> dict[Path, Proof]:
     """Prove each run in a results folder, or the one run whose task folder is given.
+
+    Args:
+        full: compare every row, also those that were compared when they were written.
 
     Returns:
         The proofs, by task folder.
@@ -27,14 +34,15 @@ def prove_results(results: str | Path) -> dict[Path, Proof]:
     if not folders:
         hint = "Give the results_dir of a run that has written a checkpoint, or its distill or train folder."
         raise DataError("no ledger here", where=str(results), hint=hint)
-    return {folder: prove_run(folder) for folder in folders}
+    return {folder: prove_run(folder, full=full) for folder in folders}
 
 
-def prove_run(folder: Path, dataset: DatasetConfig | None = None) -> Proof:
+def prove_run(folder: Path, dataset: DatasetConfig | None = None, full: bool = False) -> Proof:
     """Prove the run in one task folder, up to its newest complete checkpoint.
 
     Args:
         dataset: dataset config of the run's spec; None to read it from ``experiment.yaml``.
+        full: compare every row.
 
     Raises:
         DataError: there is no complete checkpoint, or the folder's copy of the index gives another sample order than
@@ -55,12 +63,35 @@ def prove_run(folder: Path, dataset: DatasetConfig | None = None) -> Proof:
             where=str(folder),
             hint="A later start changed them: let it reach its first checkpoint, or undo the change and start again.",
         )
+    ordered = Ordered(data.order, state.order_hash, global_batch, state.order_from)
     return prove(
         folder / "ledger",
-        data.order,
-        global_batch,
+        ordered,
         state.global_step,
-        first_step=state.order_from,
+        full=full,
         attempt=state.attempt,
         most_without_weight=dataset.max_bad_fraction,
     )
+
+
+def verdict(run: Run, totals: Goodput | None) -> tuple[str, bool]:
+    """Prove a run that has ended; add lost and replayed samples to ``totals`` and write them to the run's folder.
+
+    Returns:
+        A line for the user, and True if each sample was learnt once.
+    """
+    ask = f"`radioplat ledger {run.folder}` shows it"
+    try:
+        proof = prove_run(run.folder, run.spec.dataset)
+    except (RadioplatError, OSError) as error:
+        return f"the ledger was not compared with the order: {error}", False
+    if totals is not None:
+        totals.lost, totals.replayed = proof.missing, proof.replayed
+        with contextlib.suppress(OSError):
+            totals.write(run.folder)
+    if not proof.holds:
+        wrong = f"{proof.missing} missing, {proof.repeated} repeated, {proof.misplaced} misplaced"
+        return f"the ledger does not prove that each sample was used once: {wrong}; {ask}", False
+    if not proof.learnt:
+        return f"{proof.without_weight} of {proof.expected} samples were used without weight; {ask}", False
+    return f"ledger: {proof.expected} samples, each used exactly once", True

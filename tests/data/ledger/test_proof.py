@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from written_ledger import BATCH, ORDERED, write
 
-from radioplat.data.ledger import proof as module
+from radioplat.data.ledger import files as module
+from radioplat.data.ledger import proof as whole
 from radioplat.data.ledger.ledger import REJECTS_SCHEMA, Ledger
-from radioplat.data.ledger.proof import prove
-
-BATCH = 6
-
-
-class Order:
-    """Ids that differ from positions and repeat, as an order of several passes does."""
-
-    def slice(self, start, stop):
-        position = np.arange(start, stop, dtype=np.int64)
-        return SimpleNamespace(position=position, sample_id=(position * 7 + 3) % 11)
-
-
-def write(folder, attempt: int, steps: range, world: int = 1, change=lambda step, rows: rows, flush: int = 2) -> None:
-    """What ``world`` workers write down of ``steps``, two samples a micro-batch; ``change`` alters a step's rows."""
-    books = [Ledger(folder, rank, attempt) for rank in range(world)]
-    for step in steps:
-        position = np.arange(step * BATCH, (step + 1) * BATCH)
-        rows = change(step, np.stack([position, Order().slice(position[0], position[-1] + 1).sample_id], 1))
-        for micro in range(0, len(rows), 2):
-            part = rows[micro : micro + 2]
-            rank = micro // 2 % world
-            books[rank].consumed(step, rank, part[:, 0], part[:, 1], np.zeros(len(part)))
-        if step % flush == flush - 1:
-            [book.flush() for book in books]
-    [book.flush() for book in books]
 
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
-    monkeypatch.setattr(module, "WINDOW", 3 * BATCH)  # so that a small ledger crosses from one to the next
+    monkeypatch.setattr(whole, "ROWS", 3 * BATCH)  # so that a small ledger crosses from one to the next
+
+
+def prove(folder, final_step: int, first_step: int = 0, **how):
+    return whole.prove(folder, replace(ORDERED, first_step=first_step), final_step, **how)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
@@ -57,14 +37,14 @@ def test_any_chain_of_starts_on_any_number_of_workers_holds(tmp_path_factory, st
         reached = first + ahead
         write(folder, attempt, range(first, reached + lost), world)
         rows += (ahead + lost) * BATCH
-    found = prove(folder, Order(), BATCH, reached, attempt=len(starts))
+    found = prove(folder, reached, attempt=len(starts))
     assert found.holds and found.consumed == found.expected == reached * BATCH
     assert found.replayed == rows - found.consumed
 
 
 def test_a_dropped_row(tmp_path):
     write(tmp_path, 1, range(5), 2, lambda step, rows: np.delete(rows, 3, 0) if step == 2 else rows)
-    found = prove(tmp_path, Order(), BATCH, 5)
+    found = prove(tmp_path, 5)
     assert not found.holds and (found.missing, found.repeated, found.misplaced, found.consumed) == (1, 0, 0, 29)
     assert found.examples == [f"sample {(15 * 7 + 3) % 11} at position 15, step 2: not seen"]
 
@@ -75,34 +55,34 @@ def test_two_ids_swapped(tmp_path):
         return rows
 
     write(tmp_path, 1, range(3), 1, swap)
-    found = prove(tmp_path, Order(), BATCH, 3)
+    found = prove(tmp_path, 3)
     assert not found.holds and (found.missing, found.repeated, found.misplaced) == (6, 0, 6)
     assert found.consumed == found.expected
 
 
 def test_a_row_seen_twice(tmp_path):
     write(tmp_path, 1, range(4), 2, lambda step, rows: np.concatenate([rows, rows[5:]]) if step == 3 else rows)
-    found = prove(tmp_path, Order(), BATCH, 4)
+    found = prove(tmp_path, 4)
     assert not found.holds and (found.missing, found.repeated, found.misplaced) == (0, 1, 0)
 
 
 def test_a_sample_in_a_step_that_is_not_its_own(tmp_path):
     write(tmp_path, 1, range(4), 1, lambda step, rows: rows + [BATCH * 11, 0] if step == 1 else rows)
-    found = prove(tmp_path, Order(), BATCH, 4)
+    found = prove(tmp_path, 4)
     assert not found.holds and (found.missing, found.misplaced) == (6, 6)
 
 
 def test_a_step_that_nobody_wrote_down(tmp_path):
     write(tmp_path, 1, range(3))
-    found = prove(tmp_path, Order(), BATCH, 5, attempt=1)
+    found = prove(tmp_path, 5, attempt=1)
     assert not found.holds and found.missing == 12
 
 
 def test_steps_under_another_order_are_not_judged(tmp_path):
     write(tmp_path, 1, range(4), 1, lambda step, rows: rows + [0, 1])
     write(tmp_path, 2, range(2, 6))
-    assert not prove(tmp_path, Order(), BATCH, 6, attempt=2).holds
-    found = prove(tmp_path, Order(), BATCH, 6, first_step=2, attempt=2)
+    assert not prove(tmp_path, 6, attempt=2).holds
+    found = prove(tmp_path, 6, first_step=2, attempt=2)
     assert found.holds and (found.expected, found.before, found.replayed) == (24, 12, 12)
 
 
@@ -122,7 +102,7 @@ def test_rejects_by_reason_and_only_of_the_steps_that_count(tmp_path):
     pq.write_table(
         REJECTS_SCHEMA.empty_table().from_pylist(rows * 3, schema=REJECTS_SCHEMA), tmp_path / "rejects.parquet"
     )
-    found = prove(tmp_path, Order(), BATCH, 3, attempt=2)
+    found = prove(tmp_path, 3, attempt=2)
     assert found.holds and found.rejected == {"min_area": 3}
     assert found.unlearned == {"skipped_step": 4, "non_finite": 2, "corrupt_image": 1, "short_read": 1}
 
@@ -133,7 +113,7 @@ def test_a_file_that_cannot_be_read_is_one_named_gap(tmp_path):
     damaged = sorted(tmp_path.glob("*.parquet"))[1]
     for content in (b"", b"PAR1 and no more", damaged.read_bytes()[:-9]):
         damaged.write_bytes(content)
-        found = prove(tmp_path, Order(), BATCH, 6)
+        found = prove(tmp_path, 6)
         assert list(found.gaps) == [damaged] and found.gaps[damaged]
         assert not found.holds and (found.missing, found.consumed, found.replayed) == (12, 24, 0)
 
@@ -144,7 +124,7 @@ def test_the_middle_of_a_file_that_cannot_be_read(tmp_path):
     content = damaged.read_bytes()
     footer = 8 + int.from_bytes(content[-8:-4], "little")
     damaged.write_bytes(b"PAR1" + bytes(len(content) - footer - 4) + content[-footer:])
-    found = prove(tmp_path, Order(), BATCH, 6)
+    found = prove(tmp_path, 6)
     assert list(found.gaps) == [damaged] and not found.holds and found.missing == 12
 
 
@@ -157,7 +137,7 @@ def test_each_file_is_opened_as_often_in_a_long_run(tmp_path, monkeypatch):
         names: list[str] = []
         read = module.pq.read_table
         monkeypatch.setattr(module.pq, "read_table", lambda path, **how: names.append(path.name) or read(path, **how))  # noqa: B023
-        assert prove(folder, Order(), BATCH, steps).holds
+        assert prove(folder, steps).holds
         monkeypatch.setattr(module.pq, "read_table", read)
         opened[steps] = len(names) / len(list(folder.glob("*.parquet")))
     assert opened[48] <= opened[12] <= 2
@@ -173,6 +153,6 @@ def test_more_samples_without_weight_than_are_accepted(tmp_path, bad, learnt):
     book.rejected(0, 0, rows[:3], rows[:3], ["skipped_step"] * 3)
     book.rejected(15, 0, np.array([90]), np.array([1]), ["uniform_color: 3"])
     book.flush()
-    found = prove(tmp_path, Order(), BATCH, 20, most_without_weight=0.05)
+    found = prove(tmp_path, 20, most_without_weight=0.05)
     assert found.holds and found.learnt is learnt and found.without_weight == bad
     assert found.unlearned == {"missing_file": bad, "skipped_step": 3, "uniform_color": 1}
