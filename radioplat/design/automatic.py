@@ -145,7 +145,7 @@ def _kept(spec: Spec, earlier: Spec) -> Iterator[Decision]:
         yield Decision(field, value, "")
     if spec.distill.use_mlp is None:
         yield Decision("distill.use_mlp", earlier.distill.use_mlp is not False, "")
-    if not sets_normalisation(spec):
+    if not sets_normalisation(spec) and sets_normalisation(earlier):
         for name, values in zip(("mean", "std"), student_normalisation(earlier)[0], strict=True):
             yield Decision(f"model.backbone.student_norm_{name}", list(values), "")
     if spec.model.backbone.freeze_norm is None:
