@@ -33,7 +33,7 @@ from benchmarks.array_source import ArraySource
 from radioplat.common import terminal
 from radioplat.data.ledger.files import CONSUMED_SCHEMA
 from radioplat.data.ledger.proof import prove
-from radioplat.data.ledger.roll_up import Ordered, roll_up
+from radioplat.data.ledger.roll_up import Ordered, Reached, roll_up
 from radioplat.data.order.order import SampleOrder
 
 IMAGES, SHARDS = 10_000_000, 5_000
@@ -81,12 +81,12 @@ def _measure(folder: Path, case: str) -> dict[str, Any]:
     for stop in range(BETWEEN, steps + 1, BETWEEN):
         _write(folder, ordered, ranks, stop - BETWEEN, stop)
         begin = time.perf_counter()
-        roll_up(folder, ordered, stop, 1)
+        roll_up(folder, ordered, Reached(stop, 1))
         rolled += time.perf_counter() - begin
         if stop % (steps // 10) == 0:
             terminal.note(f"{case}: {stop} steps, {rolled:.0f} s in roll_up")
     begin = time.perf_counter()
-    proof = prove(folder, ordered, steps, attempt=1)
+    proof = prove(folder, ordered, Reached(steps, 1))
     end = time.perf_counter() - begin
     command = [sys.executable, "-m", "benchmarks.ledger", "--case", case, "--folder", str(folder)]
     full = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
@@ -115,7 +115,7 @@ def _full(folder: Path, ranks: int, steps: int) -> dict[str, Any]:
     ordered.order.slice(0, 1)
     before = resource.getrusage(resource.RUSAGE_SELF)
     peak = _peak_mb()
-    proof = prove(folder, ordered, steps, attempt=1, full=True)
+    proof = prove(folder, ordered, Reached(steps, 1), full=True)
     after = resource.getrusage(resource.RUSAGE_SELF)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -39,9 +40,12 @@ def aside_of(path: Path) -> Path:
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:
-    """Wait until the names of the files in a folder are on disk."""
+    """Wait until the names of the files in a folder are on disk, where the file system can tell."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems can sync only files
+            raise
     finally:
         os.close(descriptor)

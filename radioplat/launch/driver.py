@@ -30,10 +30,17 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import Status, StatusLog
 from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.accounts import session, settled
-from radioplat.training.accounting.ledger_windows import LedgerWindows, recover_ledger
 from radioplat.training.accounting.prove import verdict
 from radioplat.training.checkpoints.checkpoint import clear_left_behind, newest
-from radioplat.training.checkpoints.resume import catch_up, mirror_spec, order_problems, set_aside, starting_point
+from radioplat.training.checkpoints.resume import (
+    catch_up,
+    mirror_of,
+    mirror_spec,
+    order_problems,
+    set_aside,
+    starting_point,
+)
+from radioplat.training.checkpoints.run_ledger import RunLedger
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.unreadable import UnreadableCheckpoints
 
@@ -104,7 +111,8 @@ def _run_alone(
             start, line = _first_step(run, folder, checkpoint)
             catch_up(run, checkpoint)
             lines = [line]
-            if checkpoint is not None and recover_ledger(run):
+            ledger, mirror = RunLedger(run), mirror_of(run.spec, run.task)
+            if checkpoint is not None and mirror is not None and ledger.recover(mirror):
                 lines.append(f"the ledger was copied from {spec.train.checkpoint_dir}")
             keep_data(run, prepared.data)
             for line in lines:
@@ -127,10 +135,8 @@ def _run_alone(
             decided = {name: getattr(ran, name) for name in names}
             own = replace(spec, train=replace(spec.train, **decided))
             mirror_spec(run, folder.write_experiment(to_yaml(run.spec if run.teachers else own)))
-            windows = LedgerWindows(run, prepared.data.order, say)
             if start < run.total_steps:
                 with (
-                    windows,
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),
                     StorageWatch(run.data_dir, spec.dataset, status, say),
                 ):
@@ -157,8 +163,7 @@ def _run_alone(
     with StatusLog(folder.status_path) as status:
         status.write(f"{task} is done: {last[0].name}", Status.SUCCESS, kpi=account.kpi() if account else {})
         # After SUCCESS: the training is done, however long the proof takes and whatever it shows.
-        windows.look()
-        line, holds = verdict(run, account)
+        line, holds = verdict(run, last[0], account)
         verbosity = "INFO" if holds else "WARNING"
         status.write(line, Status.SUCCESS, kpi=account.kpi() if account else {}, verbosity=verbosity)
         say(line)

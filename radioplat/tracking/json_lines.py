@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
     try:
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, b"\n" + line if torn else line)
+        line = b"\n" + line if torn else line
+        if os.write(descriptor, line) < len(line):  # a disk that is full takes a part
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

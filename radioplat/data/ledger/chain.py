@@ -1,8 +1,8 @@
-"""``windows.jsonl``: which steps of the ledger were compared with the order as they were written, and with what result.
+"""``windows.jsonl``: the steps of which each sample was compared with the order, and in which file their rows are.
 
-One JSON object a line, only appended. A line of kind ``window`` describes steps whose rows were compared and moved into
-one file; ``reopened`` takes back the windows that end after a step, since an attempt resumed before their end. Each
-line has the hash of its own content and of the line before, so that a changed or removed line shows.
+One JSON object a line, only appended. A line of kind ``window`` says that a file contains exactly the order's samples
+of some steps; ``reopened`` takes back the windows that end after a step, since an attempt resumed before their end.
+Each line has the hash of its own content and of the line before, so that a changed or removed line shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,17 @@ WINDOW, REOPENED = "window", "reopened"
 
 @dataclass(frozen=True)
 class Window:
-    """The rows of some steps of one attempt, in one file, and their comparison with the order.
+    """The rows of some steps of one attempt, in one file: exactly the samples that the order has there.
 
     Attributes:
         attempt: the one that ran these steps.
         start: first step.
         stop: last step plus 1.
-        order: hash of the order that they were compared with.
+        order: hash of the order.
         file: name of the file.
-        rows: in the file.
+        size: of the file, in bytes.
+        rows: in the file, sorted by position.
         blocks: digest of each row group of the file, see :func:`radioplat.data.ledger.files.digest`.
-        missing: expected samples without a row.
-        repeated: rows beyond the first of an expected sample.
-        misplaced: rows that differ from the order.
-        examples: descriptions of the first differences.
-        gaps: files that could not be read, with the reason, by name; they are still there.
-        sources: files that are removed, since their rows are in ``file`` or in ``replayed_file``.
-        replayed: rows of the sources that are of steps that were run again or abandoned.
-        replayed_file: name of the file with these rows; empty if there are none.
     """
 
     attempt: int
@@ -49,16 +42,17 @@ class Window:
     stop: int
     order: str
     file: str
+    size: int
     rows: int
     blocks: list[str]
-    missing: int = 0
-    repeated: int = 0
-    misplaced: int = 0
-    examples: list[str] = field(default_factory=list)
-    gaps: dict[str, str] = field(default_factory=dict)
-    sources: list[str] = field(default_factory=list)
-    replayed: int = 0
-    replayed_file: str = ""
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """First step, and last step plus 1."""
+        return self.start, self.stop
+
+
+_KINDS = {"int": int, "str": str, "list[str]": list}
 
 
 class Chain:
@@ -66,10 +60,8 @@ class Chain:
 
     Attributes:
         windows: those that stand, by ascending step.
-        reopened: file names of windows that were taken back.
-        replayed: rows of steps that were run again or abandoned, by the name of the file that contains them.
-        sources: files that the last line moved; a killed process may have left them.
-        broken: why the lines cannot be trusted; empty if each follows the one before.
+        broken: why the lines cannot be trusted, and there are no windows; empty if each follows the one before.
+        hashes: of the lines, in order.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -78,21 +70,22 @@ class Chain:
         Raises:
             DataError: a newer version wrote it.
         """
-        self._path = directory / NAME
+        self.path = directory / NAME
         self.windows: list[Window] = []
-        self.reopened: set[str] = set()
-        self.replayed: dict[str, int] = {}
-        self.sources: set[str] = set()
         self.broken = ""
-        self._last = ""
-        for number, line in enumerate(read_lines(self._path), start=1):
-            self._check(number, line)
-            self._take(line)
-
-    @property
-    def stop(self) -> int:
-        """The step up to which rows are in windows."""
-        return self.windows[-1].stop if self.windows else 0
+        self.hashes: list[str] = []
+        for number, line in enumerate(read_lines(self.path), start=1):
+            schema = line.get("schema")
+            if isinstance(schema, int) and schema > SCHEMA:
+                raise DataError(
+                    f"line {number} is of schema {schema}, this version reads up to {SCHEMA}",
+                    where=str(self.path),
+                    hint="Use the version of radioplat that wrote it, or a newer one.",
+                )
+            if line.get("hash") != _hash(line) or line.get("previous") != self._last or not self._take(line):
+                self.broken = f"line {number} was changed, or the line before it was removed"
+                self.windows = []
+                return
 
     @property
     def files(self) -> set[str]:
@@ -100,52 +93,48 @@ class Chain:
         return {window.file for window in self.windows}
 
     def add(self, window: Window) -> None:
-        """Append a window."""
+        """Append a window.
+
+        Raises:
+            OSError: the line cannot be written.
+        """
         self._append({"kind": WINDOW, **asdict(window)})
 
     def reopen(self, step: int) -> None:
-        """Take back all windows that end after ``step``."""
+        """Take back all windows that end after ``step``.
+
+        Raises:
+            OSError: the line cannot be written.
+        """
         self._append({"kind": REOPENED, "step": step})
+
+    @property
+    def _last(self) -> str:
+        return self.hashes[-1] if self.hashes else ""
 
     def _append(self, line: dict[str, Any]) -> None:
         line = {"schema": SCHEMA, **line, "previous": self._last}
         line["hash"] = _hash(line)
-        append_line(self._path, line)
+        append_line(self.path, line)
         self._take(line)
 
-    def _check(self, number: int, line: Mapping[str, Any]) -> None:
-        schema = line.get("schema")
-        if isinstance(schema, int) and schema > SCHEMA:
-            raise DataError(
-                f"line {number} is of schema {schema}, this version reads up to {SCHEMA}",
-                where=str(self._path),
-                hint="Use the version of radioplat that wrote it, or a newer one.",
-            )
-        if not self.broken and (line.get("hash") != _hash(line) or line.get("previous") != self._last):
-            self.broken = f"line {number} was changed, or the line before it was removed"
-
-    def _take(self, line: Mapping[str, Any]) -> None:
-        """Add a line that is in the file."""
-        self._last = str(line.get("hash"))
-        kind = line.get("kind")
-        self.sources = set(line.get("sources", ()))
-        if kind == WINDOW:
-            known = {each.name for each in fields(Window)}
-            try:
-                window = Window(**{name: value for name, value in line.items() if name in known})
-            except TypeError:
-                self.broken = self.broken or "a line lacks fields"
-                return
-            self.windows.append(window)
-            if window.replayed_file:
-                self.replayed[window.replayed_file] = window.replayed
-        elif kind == REOPENED:
-            step = int(line["step"])
-            self.reopened.update(window.file for window in self.windows if window.stop > step)
+    def _take(self, line: Mapping[str, Any]) -> bool:
+        """Add a line that is in the file; return False if its fields are not those of a line."""
+        if line.get("kind") == WINDOW:
+            values = {each.name: line.get(each.name) for each in fields(Window)}
+            if not all(isinstance(values[each.name], _KINDS[str(each.type)]) for each in fields(Window)):
+                return False
+            self.windows.append(Window(**values))  # type: ignore[arg-type]
+            self.windows.sort(key=lambda window: window.start)
+        elif line.get("kind") == REOPENED and isinstance(step := line.get("step"), int):
             self.windows = [window for window in self.windows if window.stop <= step]
+        else:
+            return False
+        self.hashes.append(str(line["hash"]))
+        return True
 
 
 def _hash(line: Mapping[str, Any]) -> str:
     own = {name: value for name, value in line.items() if name != "hash"}
     text = json.dumps(own, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

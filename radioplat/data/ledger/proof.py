@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,16 +12,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from radioplat.data.images.uniform_color import REASON as UNIFORM_COLOR
-from radioplat.data.ledger.chain import NAME as CHAIN
 from radioplat.data.ledger.chain import Chain, Window
 from radioplat.data.ledger.compare import EXAMPLES, Comparison, compare, compare_positions
-from radioplat.data.ledger.files import BLOCK, COMPARED, Gaps, LedgerFile, digest, ledger_files, read_block, rows_of
+from radioplat.data.ledger.files import (
+    BLOCK_ROWS,
+    COMPARED,
+    LedgerFile,
+    Unreadable,
+    count_rows,
+    digest,
+    ledger_files,
+    read_block,
+    rows_of,
+)
 from radioplat.data.ledger.ledger import REJECTED_SCHEMA
-from radioplat.data.ledger.roll_up import ROWS, Ordered, parts_of, unrolled
+from radioplat.data.ledger.loose_files import loose_files
+from radioplat.data.ledger.roll_up import WINDOW_ROWS, Ordered, Part, Reached, led_to, parts_of
 
 FEWEST = 1000  # samples of which a share is taken at least, as by `training/guards/bad_samples.py`
-SHARE = 100  # one block in so many is read again
-LEAST = ROWS  # rows that are read again at least
+SHARE = 100  # one row in so many is read again
+LEAST_ROWS = WINDOW_ROWS  # that are read again, at least
+_TRIES = 5  # while a run goes on, files move under the reader
 
 
 @dataclass
@@ -41,7 +52,8 @@ class Proof:
         without_weight: number of these samples, without those that the spec leaves out for their colour.
         most_without_weight: the share of the expected samples that ``without_weight`` may be.
         checked: rows that were compared with the order now; the others were when they were written.
-        gaps: files of the ledger that are damaged, with the reason; the rest is compared without them.
+        unreadable: files of the ledger that are damaged or were changed, with the reason; the rest is compared without
+            them.
         attempts: ``(attempt, start, stop)`` of the steps that led to the final checkpoint.
         examples: descriptions of the first differences.
     """
@@ -60,7 +72,7 @@ class Proof:
     without_weight: int = 0
     most_without_weight: float = 1.0
     checked: int = 0
-    gaps: Gaps = field(default_factory=Gaps)
+    unreadable: Unreadable = field(default_factory=Unreadable)
     attempts: list[tuple[int, int, int]] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
 
@@ -86,20 +98,18 @@ class Proof:
 def prove(
     directory: str | Path,
     ordered: Ordered,
-    final_step: int,
+    reached: Reached,
     *,
-    attempt: int | None = None,
     most_without_weight: float = 1.0,
     full: bool = False,
 ) -> Proof:
-    """Compare the ledger with the order. Of steps in windows, one block in :data:`SHARE` is read again.
+    """Compare the ledger with the order. Of the rows in windows, one in :data:`SHARE` is read again.
 
-    Memory holds :data:`radioplat.data.ledger.roll_up.ROWS` samples at a time.
+    Memory holds :data:`radioplat.data.ledger.roll_up.WINDOW_ROWS` samples at a time.
 
     Args:
         directory: of the run's ledger.
-        final_step: number of steps of the final checkpoint.
-        attempt: the one that wrote the checkpoint; default: the last.
+        reached: the final checkpoint.
         most_without_weight: see :class:`Proof`.
         full: compare every row.
 
@@ -107,131 +117,128 @@ def prove(
         DataError: a newer version wrote ``windows.jsonl``.
         OSError: the storage fails.
     """
-    directory, first_step = Path(directory), ordered.first_step
-    expected = (final_step - first_step) * ordered.global_batch
-    proof = Proof(first_step, final_step, expected, most_without_weight=most_without_weight)
+    for attempt in range(_TRIES):
+        before = Chain(Path(directory)).hashes
+        try:
+            proof = _prove(Path(directory), ordered, reached, most_without_weight, full)
+        except FileNotFoundError:
+            if attempt == _TRIES - 1:
+                raise
+            continue
+        if proof.holds or Chain(Path(directory)).hashes == before:
+            return proof
+    return proof
+
+
+def _prove(directory: Path, ordered: Ordered, reached: Reached, most_without_weight: float, full: bool) -> Proof:
+    first_step, batch = ordered.first_step, ordered.global_batch
+    expected = (reached.steps - first_step) * batch
+    proof = Proof(first_step, reached.steps, expected, most_without_weight=most_without_weight)
     chain = Chain(directory)
     if chain.broken:
-        proof.gaps[directory / CHAIN] = f"{chain.broken}; every row is compared"
-    files = unrolled(directory, chain, proof.gaps)
-    proof.attempts = parts_of(chain, files, first_step, final_step, attempt)
-    windows = list(_leading(chain, proof.attempts, ordered, final_step))
-    proof.gaps.update({directory / name: why for window in windows for name, why in window.gaps.items()})
-    used = {window.file: window for window in windows}
-    files += ledger_files((directory / name for name in sorted(chain.files - set(used))), proof.gaps)
-    chosen = _chosen(windows, full or bool(chain.broken))
+        proof.unreadable[chain.path] = f"{chain.broken}; every row is compared"
+    loose = loose_files(directory, chain, proof.unreadable)
+    proof.attempts = parts_of(chain, loose, first_step, reached)
+    windows = [
+        window
+        for window in chain.windows
+        if window.order == ordered.name and window.stop <= reached.steps and led_to(window, proof.attempts, first_step)
+    ]
+    own = {window.file for window in windows}
+    for window in chain.windows:
+        if window.file not in own and (directory / window.file).exists():
+            loose += ledger_files([directory / window.file], proof.unreadable)
+        elif window.file not in own:
+            proof.unreadable[directory / window.file] = "it is missing"
+    chosen = _chosen(windows, full)
     in_windows, place = 0, first_step
     for window in windows:
-        _compare_steps(proof, files, ordered, place, window.start)
+        _compare_steps(proof, loose, ordered, place, window.start)
         before = proof.consumed
-        path, blocks = directory / window.file, chosen.get(window.file, [])
-        if chain.broken or not _as_written(proof, path, window, ordered, blocks):
-            _compare_all(proof, path, window, ordered)
+        _compare_window(proof, directory / window.file, window, ordered, chosen.get(window.file, []))
         in_windows += proof.consumed - before
         place = window.stop
-    _compare_steps(proof, files, ordered, place, final_step)
-    readable = [file for file in files if file.path not in proof.gaps]
-    proof.before = sum(_rows_in(file, [(0, first_step)], proof.gaps) for file in readable)
-    others = sum(file.rows - _rows_in(file, _steps(windows, file.attempt), proof.gaps) for file in readable)
-    proof.replayed = others + sum(chain.replayed.values()) - (proof.consumed - in_windows) - proof.before
+    _compare_steps(proof, loose, ordered, place, reached.steps)
+    later = {number: [window.steps for window in windows if window.attempt == number] for number, *_ in proof.attempts}
+    again = sum(count_rows(file, later.get(file.attempt, []), proof.unreadable) for file in loose)
+    proof.consumed, proof.repeated = proof.consumed + again, proof.repeated + again
+    readable = [file for file in loose if file.path not in proof.unreadable]
+    rows = sum(count_rows(file, [(file.first, file.last + 1)], proof.unreadable) for file in readable)
+    proof.before = sum(count_rows(file, [(0, first_step)], proof.unreadable) for file in readable)
+    proof.replayed = rows - (proof.consumed - in_windows) - proof.before
     proof.rejected = _rejected(proof, directory / "rejects.parquet")
     _count_unlearned(proof, directory)
     return proof
 
 
-def _leading(
-    chain: Chain, attempts: Sequence[tuple[int, int, int]], ordered: Ordered, final_step: int
-) -> Iterator[Window]:
-    """Yield the windows of this order that led to the final checkpoint and end before it."""
-    covered = {number: (start, stop) for number, start, stop in attempts}
-    for window in chain.windows:
-        start, stop = covered.get(window.attempt, (0, 0))
-        mine = window.order == ordered.name and window.start >= ordered.first_step
-        if mine and start <= window.start and window.stop <= min(stop, final_step):
-            yield window
-
-
 def _chosen(windows: Sequence[Window], full: bool) -> dict[str, list[int]]:
-    """Choose the blocks to read again, by the name of their file: one in :data:`SHARE`, or :data:`LEAST` rows."""
-    blocks = [(window.file, number) for window in windows for number in range(len(window.blocks))]
-    count = len(blocks) if full else max(-(-len(blocks) // SHARE), -(-LEAST // BLOCK))
-    if count < len(blocks):  # others at each call
-        picked = np.sort(np.random.default_rng().choice(len(blocks), count, replace=False))
-        blocks = [blocks[i] for i in picked.tolist()]
+    """Choose the row groups to read again, by the name of their file; others at each call."""
+    blocks = [(window.file, number, min(BLOCK_ROWS, window.rows - number * BLOCK_ROWS))
+              for window in windows for number in range(len(window.blocks))]  # fmt: skip
+    wanted = sum(rows for *_, rows in blocks)
+    if not full:
+        wanted = min(wanted, max(-(-wanted // SHARE), LEAST_ROWS))
     chosen: dict[str, list[int]] = {}
-    for name, number in blocks:
-        chosen.setdefault(name, []).append(number)
-    return chosen
+    for place in np.random.default_rng().permutation(len(blocks)).tolist():
+        name, number, rows = blocks[place]
+        if wanted > 0:
+            chosen.setdefault(name, []).append(number)
+            wanted -= rows
+    return {name: sorted(numbers) for name, numbers in chosen.items()}
 
 
-def _as_written(proof: Proof, path: Path, window: Window, ordered: Ordered, blocks: Sequence[int]) -> bool:
-    """Add what was counted when a window was written, if the chosen blocks of its file are as they were then."""
+def _compare_window(proof: Proof, path: Path, window: Window, ordered: Ordered, blocks: Sequence[int]) -> None:
+    """Add a window: all its samples, if the chosen row groups of its file are as they were written."""
     try:
-        changed = proof.gaps.read(path, lambda path: _changed(path, window, ordered, blocks))
+        changed = proof.unreadable.read(path, lambda path: _changed(path, window, ordered, blocks))
     except FileNotFoundError:
         changed = "it is missing"
     if changed == "":
-        proof.add(Comparison(window.rows, window.missing, window.repeated, window.misplaced, window.examples))
-        proof.checked += sum(min(BLOCK, window.rows - number * BLOCK) for number in blocks)
-    elif changed is not None:
-        proof.gaps[path] = changed
-    return changed == ""
-
-
-def _compare_all(proof: Proof, path: Path, window: Window, ordered: Ordered) -> None:
-    """Add what is left of a window's file, compared with the order."""
-    files = ledger_files([path], Gaps()) if path.exists() else []
-    rows = rows_of(files, window.attempt, window.start, window.stop, Gaps(), COMPARED)
-    proof.add(compare(rows, ordered.order, ordered.global_batch, window.start, window.stop))
+        proof.add(Comparison(window.rows))
+        proof.checked += sum(min(BLOCK_ROWS, window.rows - number * BLOCK_ROWS) for number in blocks)
+        return
+    if changed is not None:
+        proof.unreadable[path] = changed
+    files = ledger_files([path], Unreadable()) if path.exists() else []
+    rows = rows_of(files, window.attempt, window.steps, Unreadable(), COMPARED)
+    proof.add(compare(rows, ordered.order, ordered.global_batch, *window.steps))
     proof.checked += len(rows)
 
 
 def _changed(path: Path, window: Window, ordered: Ordered, blocks: Sequence[int]) -> str:
-    """Return how the file of a window differs from what was written."""
-    clean = window.missing == window.repeated == window.misplaced == 0
-    footer = pq.read_metadata(path)
-    if footer.num_rows != window.rows or footer.num_row_groups != len(window.blocks):
-        return f"it has {footer.num_rows} rows, {window.rows} were written"
+    """Return how the file of a window differs from what was written, as far as ``blocks`` tell; else an empty text."""
+    if path.stat().st_size != window.size:
+        return f"it has {path.stat().st_size} bytes, {window.size} were written"
     low = window.start * ordered.global_batch
     for number in blocks:
-        rows = read_block(path, number)
-        place = low + number * BLOCK
-        if not clean and digest(rows) != window.blocks[number]:
-            return f"row group {number} is not what was written"
-        # Rows that are the order's are what was written, too.
-        if clean and not compare_positions(rows, ordered.order, ordered.global_batch, place, place + len(rows)).holds:
+        rows, place = read_block(path, number), low + number * BLOCK_ROWS
+        if not compare_positions(rows, ordered.order, ordered.global_batch, place, place + len(rows)).holds:
             return f"row group {number} differs from the order, and did not when it was written"
+        if digest(rows) != window.blocks[number]:
+            return f"row group {number} is not what it was when it was written"
     return ""
 
 
 def _compare_steps(proof: Proof, files: Sequence[LedgerFile], ordered: Ordered, start: int, stop: int) -> None:
-    """Compare the rows of steps that are in no window, at most :data:`ROWS` at a time."""
-    span = max(1, ROWS // ordered.global_batch)
+    """Compare the rows of steps that are in no window, at most :data:`WINDOW_ROWS` at a time."""
+    span = max(1, WINDOW_ROWS // ordered.global_batch)
     for low in range(start, stop, span):
         high = min(low + span, stop)
-        parts = [(number, max(first, low), min(last, high)) for number, first, last in proof.attempts]
-        tables = [rows_of(files, *part, proof.gaps, COMPARED) for part in parts if part[1] < part[2]]
-        rows = pa.concat_tables(tables) if tables else rows_of([], 0, 0, 0, proof.gaps, COMPARED)
+        parts: list[Part] = [(number, max(first, low), min(last, high)) for number, first, last in proof.attempts]
+        tables = [
+            rows_of(files, number, (first, last), proof.unreadable, COMPARED)
+            for number, first, last in parts
+            if first < last
+        ]
+        rows = pa.concat_tables(tables) if tables else rows_of([], 0, (0, 0), proof.unreadable, COMPARED)
         proof.add(compare(rows, ordered.order, ordered.global_batch, low, high))
         proof.checked += len(rows)
-
-
-def _steps(windows: Sequence[Window], attempt: int) -> list[tuple[int, int]]:
-    return [(window.start, window.stop) for window in windows if window.attempt == attempt]
-
-
-def _rows_in(file: LedgerFile, steps: Sequence[tuple[int, int]], gaps: Gaps) -> int:
-    """Return how many rows of ``file`` are of the given ranges of steps, which do not overlap."""
-    steps = [(start, stop) for start, stop in steps if start <= file.last and file.first < stop]
-    if any(start <= file.first and file.last < stop for start, stop in steps):
-        return file.rows
-    return sum(len(rows_of([file], file.attempt, start, stop, gaps, ["step"])) for start, stop in steps)
 
 
 def _rejected(proof: Proof, path: Path) -> dict[str, int]:
     if not path.exists():
         return {}
-    table = proof.gaps.read(path, lambda path: pq.read_table(path, columns=["reason"], partitioning=None))
+    table = proof.unreadable.read(path, lambda path: pq.read_table(path, columns=["reason"], partitioning=None))
     return {} if table is None else _counts(table["reason"])
 
 
@@ -239,7 +246,7 @@ def _count_unlearned(proof: Proof, directory: Path) -> None:
     """Count rejected samples, also by the reason's first word; of two reasons for one sample each counts once."""
     tables = []
     for path in sorted(directory.glob("rejected-a*.parquet")):
-        table = proof.gaps.read(path, lambda path: pq.read_table(path, schema=REJECTED_SCHEMA, partitioning=None))
+        table = proof.unreadable.read(path, lambda path: pq.read_table(path, schema=REJECTED_SCHEMA, partitioning=None))
         if table is None:
             continue
         for number, start, stop in proof.attempts:

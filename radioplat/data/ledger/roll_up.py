@@ -1,29 +1,43 @@
 """Compare the rows of new steps with the order, and move them from the workers' files into one file a window of steps.
 
 The number of files of a ledger then grows with the checkpoints, not with the workers times the checkpoints, and the
-proof at the end of a run has little left to compare. A process that is killed at any point loses nothing: a file counts
-once ``windows.jsonl`` names it, and sources are removed after that.
+proof at the end of a run has little left to compare. Only steps whose rows are exactly the order's get a window; the
+files of others stay as they are, and are compared again at the next checkpoint and at the end.
+
+A process that is killed at any point loses nothing: rows are on disk in their new file, and ``windows.jsonl`` names it,
+before their old one is removed; ``moving.json`` says which files may hold rows that are in two places.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from radioplat.common.atomic_files import sync_folder
+from radioplat.common.atomic_files import sync_folder, written_aside
 from radioplat.data.ledger.chain import Chain, Window
 from radioplat.data.ledger.compare import compare
-from radioplat.data.ledger.files import Gaps, LedgerFile, ledger_files, rows_of, sort_rows, write_window
-from radioplat.data.ledger.ledger import CONSUMED_SCHEMA, lineage
+from radioplat.data.ledger.files import (
+    LedgerFile,
+    Unreadable,
+    count_rows,
+    ledger_files,
+    rows_of,
+    rows_outside,
+    sort_rows,
+    write_tables,
+    write_window,
+)
+from radioplat.data.ledger.ledger import REJECTED_SCHEMA, lineage
+from radioplat.data.ledger.loose_files import MOVE, Move, is_unnamed, loose_files, uncovered
 from radioplat.data.loading.reader import Order
 
-ROWS = 1 << 21  # at most, in a window and in memory
+WINDOW_ROWS = 1 << 21  # at most, in a window and in memory
+Part = tuple[int, int, int]  # attempt, first step, last step plus 1
 
 
 @dataclass(frozen=True)
@@ -43,161 +57,224 @@ class Ordered:
     first_step: int = 0
 
 
-def roll_up(directory: Path, ordered: Ordered, final_step: int, attempt: int | None = None) -> list[Path]:
-    """Move the rows up to the steps of a checkpoint into windows, which are compared with the order.
+@dataclass(frozen=True)
+class Reached:
+    """A committed checkpoint.
 
-    Only one process may do so at a time: the holder of the folder's lease. The checkpoint must be committed, since all
-    rows up to its steps are on disk then.
+    Attributes:
+        steps: number of its steps.
+        attempt: the one that wrote it; None for the last with rows.
+        began: the step at which each attempt began, as far as known.
+    """
+
+    steps: int
+    attempt: int | None = None
+    began: tuple[tuple[int, int], ...] = ()
+
+
+def roll_up(
+    directory: Path, ordered: Ordered, reached: Reached, check: Callable[[], None] = lambda: None
+) -> list[Window]:
+    """Move the rows up to the steps of a checkpoint into windows.
+
+    Only one process may do so at a time: the holder of the folder's lease. All rows up to a committed checkpoint are on
+    disk.
 
     Args:
         directory: of the run's ledger.
-        final_step: number of steps of the checkpoint.
-        attempt: the one that wrote it; default: the last.
+        check: called before anything changes for good; raises if another process has taken over.
 
     Returns:
-        The new files.
+        The new windows.
 
     Raises:
         OSError: a file cannot be read, written or removed; a later call goes on where this one ended.
         DataError: a newer version wrote ``windows.jsonl``.
     """
-    chain = Chain(directory)
-    if chain.broken:
-        return []  # the proof says so, and compares every row
-    _tidy(directory, chain)
-    gaps = Gaps()
-    sources = unrolled(directory, chain, gaps)
-    parts = parts_of(chain, sources, ordered.first_step, final_step, attempt)
-    if (step := _not_led(chain, parts, ordered.first_step)) is not None:
+    chain = _trusted(directory)
+    _finish(directory)
+    unreadable = Unreadable()
+    loose = loose_files(directory, chain, unreadable)
+    parts = parts_of(chain, loose, ordered.first_step, reached)
+    if (step := _first_abandoned(chain, parts, ordered.first_step)) is not None:
+        check()
         chain.reopen(step)
-        sources = unrolled(directory, chain, gaps)
-    written: list[Path] = []
-    span = max(1, ROWS // ordered.global_batch)
-    begin = max(chain.stop, ordered.first_step)
-    for number, first, stop in parts:
-        for start in range(max(first, begin), stop, span):
-            end = min(start + span, stop)
-            last = end == final_step
-            taken = [f for f in sources if _is_over(f, number, end, stop, last) and f.first >= ordered.first_step]
-            written += _move(directory, chain, ordered, sources, taken, (number, start, end), gaps)
-            sources = [file for file in sources if file not in taken]
-    return written
+        loose = loose_files(directory, chain, unreadable)
+    standing = [(window.attempt, *window.steps) for window in chain.windows]
+    over = [
+        file
+        for file in loose
+        if _has_no_later_rows(file, reached, parts)
+        and file.first >= ordered.first_step
+        and not _rows_in(file, standing, unreadable)  # rows beyond those of a window stay where they are
+    ]
+    move = Move(uuid.uuid4().hex[:8], sorted({file.path.name for file in over} | set(Move.read(directory).files)))
+    move.write(directory)
+    windows: list[Window] = []
+    open_steps: list[Part] = []
+    for part in _steps_without_window(chain, parts, ordered.global_batch):
+        rows = sort_rows(rows_of(loose, part[0], part[1:], unreadable))
+        if len(rows) and compare(rows, ordered.order, ordered.global_batch, *part[1:]).holds:
+            windows.append(_write(directory, chain, ordered, part, rows, check))
+        else:
+            open_steps.append(part)
+    finished = [file for file in over if file.path not in unreadable and not _rows_in(file, open_steps, unreadable)]
+    _write_abandoned(directory, chain, finished, move.mark, unreadable)
+    check()
+    finished = [file for file in finished if file.path not in unreadable]
+    moved = {file.path.name for file in finished} | _copies(directory, chain, move, loose, finished)
+    left = [name for name in move.files if name not in moved and (directory / name).exists()]
+    Move(move.mark, left, sorted(moved), done=True).write(directory)
+    _finish(directory)
+    _remove_covered(directory, chain)
+    _merge_rejected(directory)
+    return windows
 
 
-def unrolled(directory: Path, chain: Chain, gaps: Gaps) -> list[LedgerFile]:
-    """Return the files whose rows are in no window: those of workers, and those of windows that were reopened."""
-    paths = [path for path in directory.glob("consumed-a*.parquet") if is_source(path, chain)]
-    return ledger_files(paths, gaps)
-
-
-def is_source(path: Path, chain: Chain) -> bool:
-    """Return True if the rows of a file count, and no window that stands contains them."""
-    name = path.name
-    if name in chain.files or name in chain.sources:
-        return False
-    return "-s" not in name or name in chain.reopened  # else a killed process had not finished with it
-
-
-def parts_of(
-    chain: Chain, sources: Sequence[LedgerFile], first_step: int, final_step: int, attempt: int | None
-) -> list[tuple[int, int, int]]:
-    """Return ``(attempt, start, stop)`` of the steps from ``first_step`` on that led to a checkpoint."""
+def parts_of(chain: Chain, loose: Sequence[LedgerFile], first_step: int, reached: Reached) -> list[Part]:
+    """Return the steps from ``first_step`` on that led to a checkpoint, by the attempt that ran them."""
     spans: dict[int, tuple[int, int]] = {}
-    known = [(window.attempt, window.start, window.stop - 1) for window in chain.windows]
-    for number, first, last in [*known, *((file.attempt, file.first, file.last) for file in sources)]:
+    rows = [(window.attempt, window.start, window.stop - 1) for window in chain.windows]
+    for number, first, last in [*rows, *((file.attempt, file.first, file.last) for file in loose)]:
         low, high = spans.get(number, (first, last))
         spans[number] = min(low, first), max(high, last)
-    led = lineage(spans, final_step, attempt)
+    for number, first in reached.began:  # the first rows may be lost
+        if number in spans or number == reached.attempt:
+            spans[number] = first, max(first - 1, spans.get(number, (0, -1))[1])
+    led = lineage(spans, reached.steps, reached.attempt)
     return [(number, max(start, first_step), stop) for number, start, stop in led if stop > first_step]
 
 
-def _not_led(chain: Chain, parts: Sequence[tuple[int, int, int]], first_step: int) -> int | None:
-    """Return the step from which windows did not lead to the checkpoint that ``parts`` end with; None if all did."""
-    covered = {number: (start, stop) for number, start, stop in parts}
+def led_to(window: Window, parts: Sequence[Part], first_step: int) -> bool:
+    """Return True if the steps of a window led to the checkpoint of ``parts``, or no other attempt ran them."""
+    if not parts or window.start < first_step:
+        return False
+    inside = any(number == window.attempt and start <= window.start and window.stop <= stop
+                 for number, start, stop in parts)  # fmt: skip
+    return inside or window.stop <= parts[0][1]
+
+
+def _first_abandoned(chain: Chain, parts: Sequence[Part], first_step: int) -> int | None:
+    """Return the first step of the windows that did not lead to the checkpoint of ``parts``; None if all did."""
     end = parts[-1][2] if parts else 0
     for window in chain.windows:
-        start, stop = covered.get(window.attempt, (0, 0))
-        if first_step < window.stop and window.start < end and not (start <= window.start and window.stop <= stop):
+        if first_step < window.stop and window.start < end and not led_to(window, parts, first_step):
             return window.start
     return None
 
 
-def _is_over(file: LedgerFile, attempt: int, end: int, stop: int, last: bool) -> bool:
-    """Return True if no row of ``file`` is of a later window.
-
-    Args:
-        attempt: of the window.
-        end: of the window.
-        stop: of the steps of that attempt that led to the checkpoint.
-        last: True for the last window before the checkpoint.
-    """
-    if file.attempt == attempt:
-        return file.last < end or (end == stop and not last)
-    return file.attempt < attempt
+def _has_no_later_rows(file: LedgerFile, reached: Reached, parts: Sequence[Part]) -> bool:
+    """Return True if no row of a file may be of steps that lead to a later checkpoint."""
+    last = parts[-1][0] if parts else 0
+    mine = file.attempt == (reached.attempt or last)
+    moves = not file.path.name.startswith("abandoned-")
+    return moves and (file.last < reached.steps if mine else file.attempt < (reached.attempt or last))
 
 
-def _move(
-    directory: Path,
-    chain: Chain,
-    ordered: Ordered,
-    sources: Sequence[LedgerFile],
-    taken: Sequence[LedgerFile],
-    steps: tuple[int, int, int],
-    gaps: Gaps,
-) -> Iterator[Path]:
-    """Write one window, then remove the files that are not needed after it; yield the new files."""
-    attempt, start, stop = steps
-    rows = sort_rows(rows_of(sources, attempt, start, stop, gaps))
-    result = compare(rows, ordered.order, ordered.global_batch, start, stop)
-    mark = uuid.uuid4().hex[:8]  # an object store with a copy of the ledger never gets two files of one name
-    path = directory / f"consumed-a{attempt:04d}-s{start:09d}-{stop:09d}-{mark}.parquet"
+def _steps_without_window(chain: Chain, parts: Sequence[Part], global_batch: int) -> Iterator[Part]:
+    """Yield the steps that are in no window, in pieces of at most :data:`WINDOW_ROWS` rows."""
+    span = max(1, WINDOW_ROWS // global_batch)
+    done = [window.steps for window in chain.windows]
+    for number, first, last in parts:
+        for start, stop in uncovered((first, last), done):
+            for low in range(start, stop, span):
+                yield number, low, min(low + span, stop)
+
+
+def _write(
+    directory: Path, chain: Chain, ordered: Ordered, part: Part, rows: pa.Table, check: Callable[[], None]
+) -> Window:
+    """Write a window's file, and then its line."""
+    attempt, start, stop = part
+    # An object store with a copy of the ledger never gets two files of one name.
+    path = directory / f"consumed-a{attempt:04d}-s{start:09d}-{stop:09d}-{uuid.uuid4().hex[:8]}.parquet"
     blocks = write_window(rows, path)
-    inside = [*((window.attempt, window.start, window.stop) for window in chain.windows), steps]
-    again = _outside(taken, inside, gaps)
-    again_path = directory / f"replayed-s{start:09d}-{stop:09d}-{mark}.parquet"
-    if len(again):
-        write_window(again, again_path)
     sync_folder(directory)
-    unreadable = {path.name: why for path, why in gaps.items()}
-    moved = [file.path for file in taken if file.path not in gaps]
-    chain.add(
-        Window(
-            attempt, start, stop, ordered.name, path.name, len(rows), blocks,
-            result.missing, result.repeated, result.misplaced, result.examples, unreadable,
-            [source.name for source in moved], len(again), again_path.name if len(again) else "",
-        )
-    )  # fmt: skip
-    for source in moved:
-        source.unlink(missing_ok=True)
-    yield path
-    if len(again):
-        yield again_path
+    check()
+    window = Window(attempt, start, stop, ordered.name, path.name, path.stat().st_size, len(rows), blocks)
+    chain.add(window)
+    return window
 
 
-def _outside(files: Sequence[LedgerFile], inside: Sequence[tuple[int, int, int]], gaps: Gaps) -> pa.Table:
-    """Read the rows of ``files`` that are in none of the windows ``(attempt, start, stop)``."""
-    tables = [CONSUMED_SCHEMA.empty_table()]
+def _rows_in(file: LedgerFile, parts: Sequence[Part], unreadable: Unreadable) -> int:
+    return count_rows(file, [(start, stop) for number, start, stop in parts if number == file.attempt], unreadable)
+
+
+def _write_abandoned(
+    directory: Path, chain: Chain, files: Sequence[LedgerFile], mark: str, unreadable: Unreadable
+) -> None:
+    """Write the rows of ``files`` that are in no window into one file an attempt."""
+    for attempt in sorted({file.attempt for file in files}):
+        mine = [file for file in files if file.attempt == attempt]
+        windows = [window.steps for window in chain.windows if window.attempt == attempt]
+        tables = (rows_outside(file, windows, unreadable) for file in mine)
+        write_tables(tables, directory / f"abandoned-a{attempt:04d}-{mark}.parquet")
+    sync_folder(directory)
+
+
+def _copies(
+    directory: Path, chain: Chain, move: Move, loose: Sequence[LedgerFile], finished: Sequence[LedgerFile]
+) -> set[str]:
+    """Return the names of files of a move that a killed process left, whose rows are all in windows or moved now."""
+    names = set(move.files) - {file.path.name for file in loose}
+    files = ledger_files([directory / name for name in names if (directory / name).exists()], Unreadable())
+    copies = set()
     for file in files:
-        mine = [(start, stop) for attempt, start, stop in inside if attempt == file.attempt]
-        if any(start <= file.first and file.last < stop for start, stop in mine):
-            continue
-        table = gaps.read(file.path, lambda path: pq.read_table(path, schema=CONSUMED_SCHEMA, partitioning=None))
-        if table is not None:
-            step = table["step"].to_numpy()
-            keep = np.ones(len(step), bool)
-            for start, stop in mine:
-                keep &= (step < start) | (step >= stop)
-            tables.append(table.filter(pa.array(keep)))
-    return pa.concat_tables(tables)
+        elsewhere = [window.steps for window in chain.windows if window.attempt == file.attempt]
+        elsewhere += [(f.first, f.last + 1) for f in finished if f.attempt == file.attempt and is_unnamed(f.path.name)]
+        if not uncovered((file.first, file.last + 1), elsewhere):
+            copies.add(file.path.name)
+    return copies
 
 
-def _tidy(directory: Path, chain: Chain) -> None:
-    """Remove what a killed process left: files that ``windows.jsonl`` does not name yet, and sources that it moved."""
-    for name in chain.sources:
-        (directory / name).unlink(missing_ok=True)
-    for path in directory.glob("consumed-a*-s*.parquet"):
-        if path.name not in chain.files and path.name not in chain.reopened:
+def _finish(directory: Path) -> None:
+    """Remove files whose rows were all moved, and those of abandoned steps that were not finished."""
+    move = Move.read(directory)
+    if move.done:
+        for name in move.moved:
+            (directory / name).unlink(missing_ok=True)
+        if move.files:
+            Move(files=move.files).write(directory)
+        else:
+            (directory / MOVE).unlink(missing_ok=True)
+    elif move.mark:
+        for path in directory.glob(f"abandoned-a*-{move.mark}.parquet"):
             path.unlink(missing_ok=True)
-    for path in directory.glob("replayed-s*.parquet"):
-        if path.name not in chain.replayed:
-            path.unlink(missing_ok=True)
+
+
+def _remove_covered(directory: Path, chain: Chain) -> None:
+    """Remove files of windows without a line whose steps are all in windows with one."""
+    paths = [path for path in directory.glob("consumed-a*-s*.parquet") if path.name not in chain.files]
+    for file in ledger_files(paths, Unreadable()):
+        windows = [window.steps for window in chain.windows if window.attempt == file.attempt]
+        if not uncovered((file.first, file.last + 1), windows):
+            file.path.unlink(missing_ok=True)
+
+
+def _trusted(directory: Path) -> Chain:
+    """Return the chain; one that is broken is set aside, and a new one begins with the files that are there."""
+    chain = Chain(directory)
+    if chain.broken:
+        number = 1
+        while (aside := directory / f"windows.broken-{number}.jsonl").exists():
+            number += 1
+        chain.path.rename(aside)
+        chain = Chain(directory)
+    return chain
+
+
+def _merge_rejected(directory: Path) -> None:
+    """Merge the workers' files of rejected samples into one; a row that is in two files counts once."""
+    unreadable = Unreadable()
+    paths = sorted(directory.glob("rejected-a*-r*.parquet"))
+    tables = [unreadable.read(path, lambda path: pq.read_table(path, schema=REJECTED_SCHEMA, partitioning=None))
+              for path in paths]  # fmt: skip
+    readable = [table for table in tables if table is not None]
+    if len(readable) > 1:
+        merged = directory / f"rejected-a0000-s-{uuid.uuid4().hex[:8]}.parquet"
+        with written_aside(merged, sync=True) as aside:
+            pq.write_table(pa.concat_tables(readable), aside)
+        sync_folder(directory)
+        for path in paths:
+            if path not in unreadable:
+                path.unlink(missing_ok=True)

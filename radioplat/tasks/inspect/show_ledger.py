@@ -20,7 +20,7 @@ def show(proofs: dict[Path, Proof]) -> None:
         terminal.show_table(
             f"{folder}, steps {proof.first_step} to {proof.final_step}", ["samples", "", ""], _rows(proof)
         )
-        for finding in (*proof.examples, *(f"{path.name}: {why}" for path, why in proof.gaps.items())):
+        for finding in (*proof.examples, *(f"{path.name}: {why}" for path, why in proof.unreadable.items())):
             terminal.say(f"  {finding}")
         if proof.holds:
             learnt = f"; {proof.without_weight} of them without weight" if proof.without_weight else ""
@@ -33,7 +33,7 @@ def show(proofs: dict[Path, Proof]) -> None:
 def _problems(folder: Path, proof: Proof) -> Iterator[Problem]:
     """Yield why the run did not learn each sample of the order once."""
     if not proof.holds:
-        gaps = f"; {len(proof.gaps)} file(s) cannot be read" if proof.gaps else ""
+        gaps = f"; {len(proof.unreadable)} file(s) cannot be read" if proof.unreadable else ""
         yield Problem(
             f"the ledger does not prove exactly-once: {proof.missing} missing, {proof.repeated} repeated, "
             f"{proof.misplaced} misplaced of {proof.expected}{gaps}",

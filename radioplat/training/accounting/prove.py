@@ -6,14 +6,16 @@ import contextlib
 from pathlib import Path
 
 from radioplat.data.ledger.proof import Proof, prove
-from radioplat.data.ledger.roll_up import Ordered
+from radioplat.data.ledger.roll_up import Ordered, Reached
 from radioplat.data.loading.run_data import RunData, differing_fields
 from radioplat.design.run import Run
 from radioplat.errors import DataError, RadioplatError
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.training.checkpoints.checkpoint import newest
+from radioplat.training.checkpoints.run_ledger import RunLedger
 
 
 def prove_results(results: str | Path, full: bool = False) -> dict[Path, Proof]:
@@ -63,25 +65,27 @@ def prove_run(folder: Path, dataset: DatasetConfig | None = None, full: bool = F
             where=str(folder),
             hint="A later start changed them: let it reach its first checkpoint, or undo the change and start again.",
         )
-    ordered = Ordered(data.order, state.order_hash, global_batch, state.order_from)
     return prove(
         folder / "ledger",
-        ordered,
-        state.global_step,
+        Ordered(data.order, state.order_hash, global_batch, state.order_from),
+        Reached(state.global_step, state.attempt, Attempts(folder).began()),
         full=full,
-        attempt=state.attempt,
         most_without_weight=dataset.max_bad_fraction,
     )
 
 
-def verdict(run: Run, totals: Goodput | None) -> tuple[str, bool]:
+def verdict(run: Run, checkpoint: Path, totals: Goodput | None) -> tuple[str, bool]:
     """Prove a run that has ended; add lost and replayed samples to ``totals`` and write them to the run's folder.
+
+    Args:
+        checkpoint: the last one; rows up to it that are in no window yet are moved into windows.
 
     Returns:
         A line for the user, and True if each sample was learnt once.
     """
     ask = f"`radioplat ledger {run.folder}` shows it"
     try:
+        RunLedger(run).roll_up(checkpoint)
         proof = prove_run(run.folder, run.spec.dataset)
     except (RadioplatError, OSError) as error:
         return f"the ledger was not compared with the order: {error}", False
@@ -94,4 +98,7 @@ def verdict(run: Run, totals: Goodput | None) -> tuple[str, bool]:
         return f"the ledger does not prove that each sample was used once: {wrong}; {ask}", False
     if not proof.learnt:
         return f"{proof.without_weight} of {proof.expected} samples were used without weight; {ask}", False
+    if proof.unreadable:
+        count = len(proof.unreadable)
+        return f"each sample was used once, but {count} file(s) of the ledger are damaged or changed; {ask}", False
     return f"ledger: {proof.expected} samples, each used exactly once", True

@@ -11,7 +11,6 @@ only by the results folder. Only file writes, fsync and rename are used, because
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
@@ -26,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from radioplat.common.atomic_files import sync_folder
 from radioplat.common.hashing import file_hash
 from radioplat.common.unknown_fields import unknown_fields
 from radioplat.models.detectors.checkpoint import DETECTOR_FILE
@@ -102,12 +102,12 @@ def commit(folder: Path, made: Snapshot) -> Path:
         sums[STATE] = hashlib.sha256(made.state.encode()).hexdigest()
         with _synced(aside / MANIFEST) as file:
             file.write(json.dumps(sums, indent=1).encode())
-        _sync_folder(aside)
+        sync_folder(aside)
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():
             os.rename(final, old)  # `clear_left_behind` repairs a crash between these two renames
         os.rename(aside, final)
-        _sync_folder(folder)
+        sync_folder(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # free the space in case the disk is full
         if old.exists() and not final.exists():
@@ -287,15 +287,3 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    """Fsync a folder, so that renames in it survive a crash."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems can fsync only files
-            raise
-    finally:
-        os.close(descriptor)

@@ -81,6 +81,23 @@ class Mirror:
         write_file(f"{self.folder}/{_OWNER}", json.dumps(asdict(mine)).encode())
         self._mine = mine
 
+    def check_owner(self) -> None:
+        """Register as the writer if this object has not yet; otherwise check that no other writer has since.
+
+        Raises:
+            TrainingError: another writer has registered.
+        """
+        if self._mine is None:
+            self.claim()
+        with contextlib.suppress(FileNotFoundError):
+            owner = parse_holder(read_whole(f"{self.folder}/{_OWNER}"))
+            if owner != self._mine:
+                raise TrainingError(
+                    f"{self.folder} has another writer by now: {named(owner)}",
+                    where=FIELD,
+                    hint="Each run needs a place of its own there. This one writes no further checkpoint.",
+                )
+
     def standings(self) -> dict[str, Standing]:
         """Return step and score of the complete checkpoints, by the checkpoint's name."""
         return self._judged(self._finished())
@@ -100,14 +117,14 @@ class Mirror:
         Raises:
             TrainingError: another writer has registered.
         """
-        self._own()
+        self.check_owner()
         before = [one for one in self._finished() if one.checkpoint == checkpoint.name]
         folder = f"{checkpoint.name}-{uuid.uuid4().hex[:8]}"
         files = sorted(file for file in checkpoint.iterdir() if file.name != MANIFEST)
         try:
             for file in files:
                 copy_file(str(file), f"{self.folder}/{folder}/{file.name}")
-            self._own()
+            self.check_owner()
             there = next((one.files for one in self._uploads() if one.folder == folder), {})
             if missing := [file.name for file in files if file.name not in there]:
                 raise OSError(f"{missing[0]} of {folder} is missing from {self.folder}")
@@ -116,7 +133,7 @@ class Mirror:
             with contextlib.suppress(OSError):  # the next start removes it
                 self._remove_folder(folder)
             raise
-        self._own()
+        self.check_owner()
         for one in before:
             self._remove_folder(one.folder)
 
@@ -126,7 +143,7 @@ class Mirror:
         Raises:
             TrainingError: another writer has registered.
         """
-        self._own()
+        self.check_owner()
         uploads = [one for one in self._finished() if one.checkpoint == file.parent.name]
         if uploads:
             folder = max(uploads, key=lambda one: one.written).folder
@@ -145,7 +162,7 @@ class Mirror:
         uploads = self._finished()
         known = self._judged(uploads)
         removed = checkpoints_to_remove(known, step, train)
-        self._own()
+        self.check_owner()
         for upload in uploads:
             if upload.checkpoint in removed:
                 self._remove_folder(upload.folder)
@@ -250,23 +267,6 @@ class Mirror:
 
     def _read(self, upload: Upload, file: str) -> bytes:
         return read_whole(f"{self.folder}/{upload.folder}/{file}")
-
-    def _own(self) -> None:
-        """Register as the writer if this object has not yet; otherwise check that no other writer has since.
-
-        Raises:
-            TrainingError: another writer has registered.
-        """
-        if self._mine is None:
-            self.claim()
-        with contextlib.suppress(FileNotFoundError):
-            owner = parse_holder(read_whole(f"{self.folder}/{_OWNER}"))
-            if owner != self._mine:
-                raise TrainingError(
-                    f"{self.folder} has another writer by now: {named(owner)}",
-                    where=FIELD,
-                    hint="Each run needs a place of its own there. This one writes no further checkpoint.",
-                )
 
     def _remove_folder(self, folder: str) -> None:
         remove_file(f"{self.folder}/{folder}/{MANIFEST}")

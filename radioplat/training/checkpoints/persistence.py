@@ -34,6 +34,7 @@ from radioplat.training.checkpoints.hook_states import (
     update_run_state,
 )
 from radioplat.training.checkpoints.resume import mirror_of, starting_point
+from radioplat.training.checkpoints.run_ledger import RunLedger
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.checkpoints.writer import CheckpointWriter, Outcome
 from radioplat.training.engine.engine import WEIGHTS, Engine, stored
@@ -250,7 +251,7 @@ class Persistence:
         if (taken := check_lease(run.folder, run.lease)) is not None:  # another run owns the folder: remove nothing
             raise taken
         chosen = self._choose()
-        self._writer = CheckpointWriter(run.folder, run.spec.train, mirror_of(run.spec, run.task))
+        self._writer = CheckpointWriter(run.folder, run.spec.train, mirror_of(run.spec, run.task), RunLedger(run))
         return chosen
 
     def _choose(self) -> tuple[Path | None, RunState]:

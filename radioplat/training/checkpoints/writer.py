@@ -15,6 +15,7 @@ from radioplat.training.checkpoints.background import Background
 from radioplat.training.checkpoints.checkpoint import Snapshot, clear_left_behind, commit
 from radioplat.training.checkpoints.mirror import Mirror, reason_of
 from radioplat.training.checkpoints.retention import prune, write_scores
+from radioplat.training.checkpoints.run_ledger import RunLedger
 
 
 @dataclasses.dataclass
@@ -46,13 +47,16 @@ class CheckpointWriter:
         folder: folder of the task.
         train: contains the retention settings.
         mirror: location for copies of committed checkpoints.
+        ledger: of the run; at each checkpoint it is compared with the order, and copied to the mirror.
 
     Attributes:
         warn: called with a message for the user, also in the thread.
     """
 
-    def __init__(self, folder: Path, train: TrainConfig, mirror: Mirror | None = None) -> None:
-        self._folder, self._train, self._mirror = folder, train, mirror
+    def __init__(
+        self, folder: Path, train: TrainConfig, mirror: Mirror | None = None, ledger: RunLedger | None = None
+    ) -> None:
+        self._folder, self._train, self._mirror, self._ledger = folder, train, mirror, ledger
         self._task = TaskFolder(folder.parent, folder.name)
         self._thread = Background()
         self._outcome = Outcome()
@@ -102,8 +106,15 @@ class CheckpointWriter:
         self._outcome.newest, self._outcome.step = path, step
         with self._tolerated(f"checkpoint {made.name} is written, but that cannot be reported"):
             on_commit(path)
+        if self._ledger is not None:
+            try:
+                self._ledger.roll_up(path)
+            except Exception as error:  # whatever it is, training goes on; the next checkpoint or the end does it
+                self.warn(f"the ledger was not compared with the order yet: {error}")
         if self._mirror is not None:
             try:
+                if self._ledger is not None:  # first: a checkpoint there has its ledger
+                    self._ledger.copy(self._mirror)
                 self._mirror.upload(path)
             except OSError as error:
                 here = f"checkpoint {made.name} stands in {self._folder} alone, {self._mirror.folder} failed"

@@ -14,15 +14,16 @@ from written_ledger import BATCH, ORDERED, write
 from radioplat.data.ledger import files as module
 from radioplat.data.ledger import proof as whole
 from radioplat.data.ledger.ledger import REJECTS_SCHEMA, Ledger
+from radioplat.data.ledger.roll_up import Reached
 
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
-    monkeypatch.setattr(whole, "ROWS", 3 * BATCH)  # so that a small ledger crosses from one to the next
+    monkeypatch.setattr(whole, "WINDOW_ROWS", 3 * BATCH)  # so that a small ledger crosses from one to the next
 
 
-def prove(folder, final_step: int, first_step: int = 0, **how):
-    return whole.prove(folder, replace(ORDERED, first_step=first_step), final_step, **how)
+def prove(folder, final_step: int, first_step: int = 0, attempt: int | None = None, **how):
+    return whole.prove(folder, replace(ORDERED, first_step=first_step), Reached(final_step, attempt), **how)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
@@ -114,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_one_named_gap(tmp_path):
     for content in (b"", b"PAR1 and no more", damaged.read_bytes()[:-9]):
         damaged.write_bytes(content)
         found = prove(tmp_path, 6)
-        assert list(found.gaps) == [damaged] and found.gaps[damaged]
+        assert list(found.unreadable) == [damaged] and found.unreadable[damaged]
         assert not found.holds and (found.missing, found.consumed, found.replayed) == (12, 24, 0)
 
 
@@ -125,7 +126,7 @@ def test_the_middle_of_a_file_that_cannot_be_read(tmp_path):
     footer = 8 + int.from_bytes(content[-8:-4], "little")
     damaged.write_bytes(b"PAR1" + bytes(len(content) - footer - 4) + content[-footer:])
     found = prove(tmp_path, 6)
-    assert list(found.gaps) == [damaged] and not found.holds and found.missing == 12
+    assert list(found.unreadable) == [damaged] and not found.holds and found.missing == 12
 
 
 def test_each_file_is_opened_as_often_in_a_long_run(tmp_path, monkeypatch):

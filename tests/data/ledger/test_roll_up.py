@@ -7,19 +7,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_ledger import BATCH, ORDERED, Order, write
 
-from radioplat.data.ledger import chain, files, proof, roll_up
-from radioplat.data.ledger.proof import prove
+from radioplat.data.ledger import chain, files, loose_files, proof, roll_up
+from radioplat.data.ledger.ledger import Ledger
+from radioplat.data.ledger.roll_up import Reached
 from radioplat.errors import DataError
 
 FIELDS = ("expected", "consumed", "missing", "repeated", "misplaced", "replayed", "before")
@@ -28,14 +29,23 @@ FIELDS = ("expected", "consumed", "missing", "repeated", "misplaced", "replayed"
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Small windows, of several row groups."""
-    monkeypatch.setattr(proof, "ROWS", 4 * BATCH)
-    monkeypatch.setattr(roll_up, "ROWS", 4 * BATCH)
+    for module in (proof, roll_up):
+        monkeypatch.setattr(module, "WINDOW_ROWS", 4 * BATCH)
     for module in (files, proof):
-        monkeypatch.setattr(module, "BLOCK", 10)
+        monkeypatch.setattr(module, "BLOCK_ROWS", 10)
 
 
-def counted(folder, steps: int, ordered=ORDERED, **how) -> tuple:
-    return tuple(getattr(prove(folder, ordered, steps, **how), name) for name in FIELDS)
+def prove(folder, steps: int, attempt: int | None = None, ordered=ORDERED, began=(), **how):
+    return proof.prove(folder, ordered, Reached(steps, attempt, began), **how)
+
+
+def roll(folder, steps: int, attempt: int | None = None, ordered=ORDERED, began=(), **how):
+    return roll_up.roll_up(folder, ordered, Reached(steps, attempt, began), **how)
+
+
+def counted(folder, steps: int, attempt: int | None = None, **how) -> tuple:
+    result = prove(folder, steps, attempt, **how)
+    return tuple(getattr(result, name) for name in FIELDS)
 
 
 def judged(folder, steps: int) -> dict:
@@ -87,12 +97,13 @@ STARTS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(starts=STARTS)
 def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kill_at, starts):
-    folder, checkpoints, rows = tmp_path_factory.mktemp("ledger"), [0], 0
-    for attempt, (back, ahead, world, lost, noticed, end) in enumerate(starts, start=1):
+    folder, checkpoints, rows, began = tmp_path_factory.mktemp("ledger"), [0], 0, ()
+    for attempt, (back, ahead, world, lost, rolls, end) in enumerate(starts, start=1):
         first = checkpoints[-1 - min(back, len(checkpoints) - 1)]
+        began = (*began, (attempt, first))
         checkpoints = [step for step in checkpoints if step <= first]
         for step in range(first, first + ahead + lost, 2):
             stop = min(step + 2, first + ahead + lost)
@@ -100,99 +111,163 @@ def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kil
             rows += (stop - step) * BATCH
             if stop <= first + ahead:
                 checkpoints.append(stop)
-            if noticed and checkpoints[-1] > first:
+            if rolls and checkpoints[-1] > first:
                 kill_at(end)
                 try:
-                    roll_up.roll_up(folder, ORDERED, checkpoints[-1], attempt)
+                    roll(folder, checkpoints[-1], attempt, began=began)
                 except Killed:
                     pass
                 kill_at(None)
-        led = attempt
         if checkpoints[-1] == first:
             return  # the last start saved nothing: no checkpoint is its own
     steps = checkpoints[-1]
     wanted = (steps * BATCH, steps * BATCH, 0, 0, 0, rows - steps * BATCH, 0)
-    assert counted(folder, steps, attempt=led) == counted(folder, steps, attempt=led, full=True) == wanted
-    roll_up.roll_up(folder, ORDERED, steps, led)
-    assert counted(folder, steps, attempt=led) == counted(folder, steps, attempt=led, full=True) == wanted
-    assert prove(folder, ORDERED, steps, attempt=led).holds
-    assert roll_up.roll_up(folder, ORDERED, steps, led) == []  # nothing is left
+    for known in (began, ()):
+        assert counted(folder, steps, attempt, began=known) == wanted
+        assert counted(folder, steps, attempt, began=known, full=True) == wanted
+    lines = folder / chain.NAME
+    if lines.exists():  # without the lines the files tell the same
+        lines.rename(folder / "lost")
+        assert counted(folder, steps, attempt, began=began) == wanted
+        (folder / "lost").rename(lines)
+    roll(folder, steps, attempt, began=began)
+    assert counted(folder, steps, attempt, began=began) == wanted
+    assert prove(folder, steps, attempt, began=began, full=True).holds
+    assert roll(folder, steps, attempt, began=began) == []  # nothing is left
+    assert not (folder / loose_files.MOVE).exists()
 
 
 def test_another_program_agrees_and_few_files_are_left(tmp_path):
     write(tmp_path, 1, range(12), world=3)
     before = len(list(tmp_path.iterdir()))
-    roll_up.roll_up(tmp_path, ORDERED, 8, 1)
+    roll(tmp_path, 8, 1)
     write(tmp_path, 2, range(8, 20), world=3)  # the first start had gone on to step 12
-    roll_up.roll_up(tmp_path, ORDERED, 16, 2)
-    found = judged(tmp_path, 20)
-    wrong = {name: found[name] for name in ("missing", "repeated", "links_wrong", "blocks_wrong")}
-    assert not any(wrong.values()), found
-    assert found["windows"] == 4 and found["files"] < before
+    roll(tmp_path, 16, 2)
+    result = judged(tmp_path, 20)
+    wrong = {name: result[name] for name in ("missing", "repeated", "links_wrong", "blocks_wrong")}
+    assert not any(wrong.values()), result
+    assert result["windows"] == 4 and result["files"] < before
     assert counted(tmp_path, 20) == (120, 120, 0, 0, 0, 24, 0)
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_is_wrong_when_it_is_written_stays_said(tmp_path, full):
+def test_steps_in_which_something_is_wrong_stay_as_they_are(tmp_path, full):
+    """They have no window: a file that comes late completes them."""
     write(tmp_path, 1, range(6), 2, lambda step, rows: np.delete(rows, 3, 0) if step == 2 else rows)
-    roll_up.roll_up(tmp_path, ORDERED, 6, 1)
-    found = prove(tmp_path, ORDERED, 6, full=full)
-    assert not found.holds and (found.missing, found.repeated, found.misplaced, found.consumed) == (1, 0, 0, 35)
-    assert found.examples == [f"sample {(15 * 7 + 3) % 11} at position 15, step 2: not seen"] and not found.gaps
+    roll(tmp_path, 6, 1)
+    result = prove(tmp_path, 6, full=full)
+    assert not result.holds and (result.missing, result.repeated, result.misplaced, result.consumed) == (1, 0, 0, 35)
+    assert result.examples == [f"sample {(15 * 7 + 3) % 11} at position 15, step 2: not seen"]
+    assert [window.steps for window in chain.Chain(tmp_path).windows] == [(4, 6)]
+    late = Ledger(tmp_path, 1, 1)
+    late.consumed(2, 1, np.array([15]), np.array([(15 * 7 + 3) % 11]), np.zeros(1))
+    late.flush()
+    assert prove(tmp_path, 6, full=full).holds
+    write(tmp_path, 1, range(6, 8), 2)
+    roll(tmp_path, 8, 1)
+    assert counted(tmp_path, 8) == (48, 48, 0, 0, 0, 0, 0)
+    assert not list(tmp_path.glob("consumed-a*-r*"))
 
 
-def test_a_file_that_is_changed_later_is_named_and_compared_again(tmp_path):
+def test_a_sample_that_is_written_again_later_is_repeated(tmp_path):
+    write(tmp_path, 1, range(4))
+    roll(tmp_path, 4, 1)
+    again = Ledger(tmp_path, 0, 1)
+    again.consumed(2, 0, np.array([15]), np.array([(15 * 7 + 3) % 11]), np.zeros(1))
+    again.flush()
+    for _ in range(2):
+        assert counted(tmp_path, 4, 1) == (24, 25, 0, 1, 0, 0, 0)
+        roll(tmp_path, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong"), [("id", "differs from the order"), ("checksum", "is not what was written")]
+)
+def test_a_file_that_is_changed_later_is_named_and_compared_again(tmp_path, column, wrong):
     write(tmp_path, 1, range(8))
-    roll_up.roll_up(tmp_path, ORDERED, 8, 1)
+    roll(tmp_path, 8, 1)
     path = sorted(tmp_path.glob("consumed-a*-s*"))[1]
     rows = pq.read_table(path)
-    ids = rows["id"].to_numpy().copy()
-    ids[3] += 1
-    files.write_window(rows.set_column(4, rows.schema.field("id"), [ids]), path)
-    found = prove(tmp_path, ORDERED, 8)
-    assert list(found.gaps) == [path] and "row group 0 differs from the order" in found.gaps[path]
-    assert not found.holds and (found.missing, found.misplaced) == (1, 1)
+    values = rows[column].to_numpy().copy()
+    values[3] ^= 1
+    place = rows.schema.get_field_index(column)
+    size = path.stat().st_size
+    files.write_window(rows.set_column(place, rows.schema.field(column), [values]), path)
+    result = prove(tmp_path, 8)
+    if path.stat().st_size != size:
+        assert result.unreadable == {path: f"it has {path.stat().st_size} bytes, {size} were written"}
+    else:
+        assert list(result.unreadable) == [path] and wrong in result.unreadable[path]
+    assert (result.missing, result.misplaced) == ((1, 1) if column == "id" else (0, 0))
     path.unlink()
-    found = prove(tmp_path, ORDERED, 8)
-    assert found.gaps == {path: "it is missing"} and found.missing == 4 * BATCH and found.replayed == 0
+    result = prove(tmp_path, 8)
+    assert result.unreadable == {path: "it is missing"} and result.missing == 4 * BATCH and result.replayed == 0
 
 
-def test_a_changed_line_is_named_and_every_row_is_compared(tmp_path):
-    write(tmp_path, 1, range(8))
-    roll_up.roll_up(tmp_path, ORDERED, 8, 1)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [lines[0].replace('"rows": 24', '"rows": 23'), lines[1]],
+        lambda lines: lines[1:],
+        lambda lines: [lines[0].replace('"stop": 4', '"stop": "4"'), lines[1]],
+        lambda lines: [lines[0].replace('"blocks"', '"block"'), lines[1]],
+    ],
+)
+def test_a_changed_line_is_named_and_every_row_is_compared(tmp_path, change):
+    write(tmp_path, 1, range(8), world=2)
+    roll(tmp_path, 8, 1)
     path = tmp_path / chain.NAME
-    lines = path.read_text().splitlines()
-    for text in (lines[0].replace('"missing": 0', '"missing": 1') + "\n" + lines[1], lines[1]):
-        path.write_text(text + "\n")
-        found = prove(tmp_path, ORDERED, 8)
-        assert "was changed" in found.gaps[path] and "every row is compared" in found.gaps[path]
-        assert found.checked == found.consumed
+    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+    result = prove(tmp_path, 8)
+    assert result.holds and result.checked == result.consumed
+    assert "was changed" in result.unreadable[path] and "every row is compared" in result.unreadable[path]
+    write(tmp_path, 1, range(8, 12), world=2)
+    roll(tmp_path, 12, 1)  # begins anew, and keeps the old lines
+    result = prove(tmp_path, 12)
+    assert result.holds and not result.unreadable and (tmp_path / "windows.broken-1.jsonl").exists()
+    assert not list(tmp_path.glob("consumed-a*-r*"))
+
+
+@pytest.mark.parametrize("left", ["no file", "nothing", "the first line"])
+def test_lines_that_are_lost_cost_no_rows(tmp_path, left):
+    write(tmp_path, 1, range(8), world=2)
+    roll(tmp_path, 8, 1)
+    path = tmp_path / chain.NAME
+    content = path.read_bytes()
+    path.unlink()
+    if left != "no file":
+        path.write_bytes(b"" if left == "nothing" else content.splitlines(keepends=True)[0])
+    assert counted(tmp_path, 8, 1) == (48, 48, 0, 0, 0, 0, 0)
+    write(tmp_path, 1, range(8, 10), world=2)
+    roll(tmp_path, 10, 1)
+    assert counted(tmp_path, 10, 1) == (60, 60, 0, 0, 0, 0, 0)
+    assert not list(tmp_path.glob("consumed-a*-r*")) and prove(tmp_path, 10, 1, full=True).holds
 
 
 def test_a_line_that_a_killed_process_left_half_is_no_fault(tmp_path):
     write(tmp_path, 1, range(4))
-    roll_up.roll_up(tmp_path, ORDERED, 4, 1)
+    roll(tmp_path, 4, 1)
     with open(tmp_path / chain.NAME, "a") as file:
         file.write('{"kind": "window", "att')
     write(tmp_path, 2, range(4, 8))
-    roll_up.roll_up(tmp_path, ORDERED, 8, 2)
-    found = prove(tmp_path, ORDERED, 8)
-    assert found.holds and not found.gaps
+    roll(tmp_path, 8, 2)
+    result = prove(tmp_path, 8)
+    assert result.holds and not result.unreadable
 
 
 def test_lines_of_a_newer_version_are_refused(tmp_path):
     write(tmp_path, 1, range(4))
-    roll_up.roll_up(tmp_path, ORDERED, 4, 1)
+    roll(tmp_path, 4, 1)
     path = tmp_path / chain.NAME
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
     with pytest.raises(DataError, match="line 1 is of schema 2, this version reads up to 1"):
-        prove(tmp_path, ORDERED, 4)
+        prove(tmp_path, 4)
 
 
 def test_steps_of_another_order_stay_apart(tmp_path):
     """A start with another order compares its own steps alone, also if it begins inside a window of the old one."""
     write(tmp_path, 1, range(8))
-    roll_up.roll_up(tmp_path, ORDERED, 8, 1)  # windows of steps 0 to 4 and 4 to 8
+    roll(tmp_path, 8, 1)  # windows of steps 0 to 4 and 4 to 8
     write(tmp_path, 2, range(6, 12), change=lambda step, rows: rows + [0, 1])
 
     class Shifted(Order):
@@ -203,34 +278,21 @@ def test_steps_of_another_order_stay_apart(tmp_path):
 
     shifted = replace(ORDERED, order=Shifted(), name="shifted", first_step=6)
     wanted = (36, 36, 0, 0, 0, 12, 36)
-    assert counted(tmp_path, 12, shifted, attempt=2) == wanted
-    roll_up.roll_up(tmp_path, shifted, 12, 2)
-    assert counted(tmp_path, 12, shifted, attempt=2) == counted(tmp_path, 12, shifted, attempt=2, full=True) == wanted
+    assert counted(tmp_path, 12, 2, ordered=shifted) == wanted
+    roll(tmp_path, 12, 2, ordered=shifted)
+    assert counted(tmp_path, 12, 2, ordered=shifted) == wanted
+    assert counted(tmp_path, 12, 2, ordered=shifted, full=True) == wanted
 
 
-def test_one_block_in_a_hundred_is_read_again(tmp_path, monkeypatch):
+def test_one_row_in_a_hundred_is_read_again(tmp_path, monkeypatch):
     write(tmp_path, 1, range(400), flush=100)
-    roll_up.roll_up(tmp_path, ORDERED, 400, 1)
-    monkeypatch.setattr(proof, "LEAST", 10)
-    found = prove(tmp_path, ORDERED, 400)
-    blocks = 400 // 4 * 3  # a window of 4 steps has 24 rows
-    assert found.holds and 0 < found.checked <= blocks // 100 * 10
-    assert prove(tmp_path, ORDERED, 400, full=True).checked == 2400
-
-
-def test_a_change_shows_also_where_something_was_wrong_before(tmp_path):
-    write(tmp_path, 1, range(4), 1, lambda step, rows: np.delete(rows, 3, 0) if step == 2 else rows)
-    roll_up.roll_up(tmp_path, ORDERED, 4, 1)
-    (path,) = tmp_path.glob("consumed-a*-s*")
-    rows = pq.read_table(path)
-    files.write_window(pa.concat_tables([rows.slice(0, 3), rows.slice(4)]), path)
-    found = prove(tmp_path, ORDERED, 4)
-    assert found.gaps[path] == "it has 22 rows, 23 were written" and found.missing == 2
-    ids = rows["id"].to_numpy().copy()
-    ids[3] += 1
-    files.write_window(rows.set_column(4, rows.schema.field("id"), [ids]), path)
-    found = prove(tmp_path, ORDERED, 4)
-    assert found.gaps[path] == "row group 0 is not what was written" and (found.missing, found.misplaced) == (2, 1)
+    roll(tmp_path, 400, 1)
+    monkeypatch.setattr(proof, "LEAST_ROWS", 10)
+    result = prove(tmp_path, 400)
+    assert result.holds and 2400 // 100 <= result.checked < 2400 // 100 + 10
+    assert prove(tmp_path, 400, full=True).checked == 2400
+    monkeypatch.setattr(proof, "LEAST_ROWS", 500)  # row groups of less than 10 rows do not make it less
+    assert 500 <= prove(tmp_path, 400).checked < 510
 
 
 def test_a_failing_disk_loses_nothing(tmp_path, monkeypatch):
@@ -245,20 +307,119 @@ def test_a_failing_disk_loses_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.pq, "read_table", fail)
     with pytest.raises(OSError, match="Input/output"):
-        roll_up.roll_up(tmp_path, ORDERED, 8, 1)
+        roll(tmp_path, 8, 1)
     monkeypatch.setattr(files.pq, "read_table", read)
-    roll_up.roll_up(tmp_path, ORDERED, 8, 1)
-    found = prove(tmp_path, ORDERED, 8)
-    assert found.holds and not found.gaps
+    roll(tmp_path, 8, 1)
+    result = prove(tmp_path, 8)
+    assert result.holds and not result.unreadable
+
+
+def test_a_damaged_file_is_kept_and_counts_once_it_is_brought_back(tmp_path):
+    write(tmp_path, 1, range(8), world=2)
+    damaged = sorted(tmp_path.glob("*.parquet"))[2]
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-9])
+    roll(tmp_path, 8, 1)
+    write(tmp_path, 1, range(8, 12), world=2)
+    roll(tmp_path, 12, 1)
+    assert not prove(tmp_path, 12).holds
+    damaged.write_bytes(content)
+    assert prove(tmp_path, 12).holds
+    roll(tmp_path, 12, 1)
+    assert counted(tmp_path, 12) == (72, 72, 0, 0, 0, 0, 0) and not list(tmp_path.glob("consumed-a*-r*"))
 
 
 def test_rows_that_a_lost_worker_still_writes_are_replayed(tmp_path):
     """Of an attempt that was thought to have ended; the steps were moved into windows before."""
     write(tmp_path, 1, range(4))
     write(tmp_path, 2, range(4, 8))
-    roll_up.roll_up(tmp_path, ORDERED, 8, 2)
+    roll(tmp_path, 8, 2)
     write(tmp_path, 1, range(4, 6))
-    assert counted(tmp_path, 8, attempt=2) == (48, 48, 0, 0, 0, 12, 0)
+    assert counted(tmp_path, 8, 2) == (48, 48, 0, 0, 0, 12, 0)
     write(tmp_path, 2, range(8, 10))
-    roll_up.roll_up(tmp_path, ORDERED, 10, 2)
-    assert counted(tmp_path, 10, attempt=2) == (60, 60, 0, 0, 0, 12, 0)
+    roll(tmp_path, 10, 2)
+    assert counted(tmp_path, 10, 2) == (60, 60, 0, 0, 0, 12, 0)
+
+
+def test_the_first_rows_of_an_attempt_are_not_taken_from_the_one_before(tmp_path):
+    """Which had gone on beyond its checkpoint; where each attempt began is known."""
+    write(tmp_path, 1, range(8))
+    write(tmp_path, 2, range(4, 10))
+    began = ((1, 0), (2, 4))
+    assert counted(tmp_path, 10, 2, began=began) == (60, 60, 0, 0, 0, 24, 0)
+    next(p for p in sorted(tmp_path.glob("consumed-a0002*")) if pq.read_table(p)["step"][0].as_py() == 4).unlink()
+    assert counted(tmp_path, 10, 2, began=began) == (60, 48, 12, 0, 0, 24, 0)
+    roll(tmp_path, 10, 2, began=began)
+    assert counted(tmp_path, 10, 2, began=began) == (60, 48, 12, 0, 0, 24, 0)
+
+
+def test_a_checkpoint_that_was_left_out_once_has_its_rows(tmp_path):
+    """An attempt goes back before it, the next one goes on from it: rows of abandoned steps count again."""
+    write(tmp_path, 1, range(8))
+    roll(tmp_path, 8, 1, began=((1, 0),))
+    write(tmp_path, 2, range(4, 6))
+    roll(tmp_path, 6, 2, began=((1, 0), (2, 4)))
+    assert counted(tmp_path, 6, 2, began=((1, 0), (2, 4))) == (36, 36, 0, 0, 0, 24, 0)
+    write(tmp_path, 3, range(8, 10))
+    began = ((1, 0), (2, 4), (3, 8))
+    for _ in range(2):
+        assert counted(tmp_path, 10, 3, began=began) == (60, 60, 0, 0, 0, 12, 0)
+        roll(tmp_path, 10, 3, began=began)
+
+
+def test_a_proof_beside_a_run_that_goes_on(tmp_path):
+    """Files move while it reads."""
+    write(tmp_path, 1, range(4), world=2)
+    roll(tmp_path, 4, 1)
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            wrong.extend([] if prove(tmp_path, 4, 1).holds else ["does not hold"])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for step in range(4, 60, 2):
+            write(tmp_path, 1, range(step, step + 2), world=2)
+            roll(tmp_path, step + 2, 1)
+    finally:
+        stop.set()
+        reader.join()
+    assert not wrong
+
+
+def test_a_full_disk_ends_no_line_in_the_middle_unnoticed(tmp_path, monkeypatch):
+    write(tmp_path, 1, range(8), world=2)
+    put = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: put(handle, data[:100]))
+    with pytest.raises(OSError, match="No space left"):
+        roll(tmp_path, 8, 1)
+    monkeypatch.setattr(os, "write", put)
+    assert counted(tmp_path, 8) == (48, 48, 0, 0, 0, 0, 0)
+    roll(tmp_path, 8, 1)
+    assert counted(tmp_path, 8) == (48, 48, 0, 0, 0, 0, 0)
+
+
+def test_a_process_that_has_been_taken_over_moves_nothing(tmp_path):
+    write(tmp_path, 1, range(8), world=2)
+    before = {path.name for path in tmp_path.glob("consumed-a*-r*")}
+
+    def check() -> None:
+        raise DataError("another one is at work")
+
+    with pytest.raises(DataError, match="another one"):
+        roll(tmp_path, 8, 1, check=check)
+    assert before == {path.name for path in tmp_path.glob("consumed-a*-r*")} and not chain.Chain(tmp_path).windows
+    assert counted(tmp_path, 8) == (48, 48, 0, 0, 0, 0, 0)
+
+
+def test_rejected_samples_are_merged_and_counted_once(tmp_path):
+    write(tmp_path, 1, range(4))
+    for rank in range(3):
+        book = Ledger(tmp_path, rank, 1)
+        book.rejected(rank, rank, np.array([6 * rank]), np.array([1]), ["corrupt_image: cut"])
+        book.flush()
+    roll(tmp_path, 4, 1)
+    assert len(list(tmp_path.glob("rejected-a*"))) == 1
+    assert prove(tmp_path, 4).unlearned == {"corrupt_image": 3}

@@ -1,0 +1,129 @@
+"""What do kills, outages, full disks, second writers, moving clocks and torn files do to a run?
+
+``python -m benchmarks.chaos [--seconds 240] [--trials N] [--seed 0] [--only KIND ...]``. Each trial is a real run of
+24 steps, by the command ``radioplat distill``, to which something is done from outside: `faults.c` kills its process
+at a random operation on its files or moves its clock; a proxy in front of a loopback S3 server fails; its disk is full;
+and so on. It is started again until it is done. Then it is compared with a run without faults, with nothing of ours:
+`benchmarks/judges/ledger.py` reads its ledger, and its last weights are compared bit for bit.
+
+A trial holds if every start ended as it should, each sample was used once, and the run came to its end. The last line
+on stdout is one JSON object: ``trials, held, bit_equal, unlearned_unreported, tracebacks, hangs, memory_over``, and
+these by kind. What was done in a trial that does not hold, and its folder, is kept below ``results/chaos``. The exit
+status is 1 unless all hold. A C compiler is needed, and root for the full disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos import local, storage
+from benchmarks.chaos.process import start_server
+from benchmarks.chaos.trial import Quiet, Trial, quiet_run
+from benchmarks.elastic_inputs import make_inputs
+from radioplat.common import terminal
+
+FOLDER = Path("results/chaos")
+COUNTS = ("unlearned_unreported", "tracebacks", "hangs", "memory_over")
+
+
+def main() -> int:
+    """Run trials until the time is over, one of each kind in turn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=240, help="start no trial after so many")
+    parser.add_argument("--trials", type=int, help="at most so many")
+    parser.add_argument("--seed", type=int, default=0)
+    kinds = [*local.KINDS, *storage.KINDS]
+    parser.add_argument("--only", nargs="+", choices=kinds, metavar="KIND", default=kinds, help=", ".join(kinds))
+    given = parser.parse_args()
+    begin, results = time.monotonic(), []
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+        home = Path(temporary)
+        setting = Setting(home)
+        number = 0
+        while time.monotonic() - begin < given.seconds and (given.trials is None or number < given.trials):
+            kind = given.only[number % len(given.only)]
+            results.append(setting.trial(kind, given.seed, number))
+            number += 1
+    return show(results)
+
+
+class Setting:
+    """What the trials share: inputs, the store, and the runs without faults.
+
+    Args:
+        home: a folder for everything.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        make_inputs(home / "inputs")
+        start_server(home)
+        self._store: storage.Store | None = None
+        self._quiet: dict[bool, Quiet] = {}
+
+    def trial(self, kind: str, seed: int, number: int) -> dict[str, Any]:
+        """Do one trial; return what came of it."""
+        stored = kind in storage.KINDS
+        quiet = self._quiet_of(stored)
+        rng = random.Random(f"{seed} {kind} {number}")
+        trial = self._new(f"{kind}_{number}", stored, rng)
+        begin = time.monotonic()
+        do = partial(storage.KINDS[kind], proxy=self._proxy) if stored else local.KINDS[kind]
+        do(trial, quiet)
+        result = {"kind": kind, **trial.judge(quiet), "done": trial.done}
+        terminal.note(f"{kind} {number}: {'holds' if result['held'] else 'DOES NOT HOLD'}, {'; '.join(trial.done)}")
+        if not (result["held"] and result["bit_equal"]):
+            kept = FOLDER / f"seed_{seed}" / trial.folder.name
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(trial.folder, kept, symlinks=True)
+            (kept / "trial.json").write_text(json.dumps(result, indent=1))
+            terminal.note(f"  kept in {kept}: {'; '.join(trial.problems) or 'other weights'}")
+        shutil.rmtree(trial.folder)
+        return {**result, "seconds": round(time.monotonic() - begin, 1)}
+
+    def _quiet_of(self, stored: bool) -> Quiet:
+        if stored and self._store is None:
+            self._store = storage.Store()
+            self._store.put_folder(self._home / "inputs" / "shards", "shards")
+            self._proxy = storage.Proxy(self._store.address)
+        if stored not in self._quiet:
+            self._quiet[stored] = quiet_run(self._new(f"quiet_{stored}", stored, random.Random(0)))
+        return self._quiet[stored]
+
+    def _new(self, name: str, stored: bool, rng: random.Random) -> Trial:
+        changes = storage.changes(name) if stored else {}
+        environment = storage.environment(self._proxy.url) if stored else {}
+        return Trial(self._home / name, self._home / "inputs", rng, changes, environment)
+
+
+def show(results: list[dict[str, Any]]) -> int:
+    """Print what came of the trials; return the exit status."""
+    by_kind: dict[str, Counter[str]] = {}
+    for result in results:
+        counts = by_kind.setdefault(result["kind"], Counter(trials=0, held=0, bit_equal=0, **dict.fromkeys(COUNTS, 0)))
+        counts["trials"] += 1
+        counts.update({name: int(result[name]) for name in ("held", "bit_equal")})
+        counts.update({name: result.get(name, 0) for name in COUNTS})
+    totals = sum(by_kind.values(), Counter())
+    names = ["trials", "held", "bit_equal", *COUNTS]
+    rows = [[kind, *(str(counts[name]) for name in names)] for kind, counts in by_kind.items()]
+    terminal.show_table("what was done to runs, and what held", ["", *names], rows)
+    kinds = {kind: dict(counts) for kind, counts in by_kind.items()}
+    print(json.dumps({**{name: totals[name] for name in names}, "kinds": kinds}))
+    return 0 if totals["held"] == totals["bit_equal"] == totals["trials"] > 0 else 1
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

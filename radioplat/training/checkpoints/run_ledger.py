@@ -1,0 +1,140 @@
+"""The ledger of a run, beside its checkpoints: compared with the order at each of them, and copied with them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+from radioplat.data.ledger.chain import NAME as CHAIN
+from radioplat.data.ledger.chain import Chain
+from radioplat.data.ledger.loose_files import Move
+from radioplat.data.ledger.roll_up import Ordered, Reached, roll_up
+from radioplat.data.loading.run_data import RunData
+from radioplat.data.order.order import SampleOrder
+from radioplat.data.storage.files import copy_file, list_files, remove_file
+from radioplat.design.run import Run
+from radioplat.errors import RadioplatError, TrainingError
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.lease import check_lease
+from radioplat.training.checkpoints.mirror import FIELD, Mirror
+from radioplat.training.checkpoints.run_state import STATE
+
+FOLDER = "ledger"
+
+
+class RunLedger:
+    """The ledger in the folder of ``run``; one process at a time may change it: rank 0, or the driver without workers.
+
+    Attributes:
+        folder: of its files.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self.folder = run, run.folder / FOLDER
+        self._copied: set[str] = set()  # names in the mirror
+
+    @cached_property
+    def _order(self) -> SampleOrder:
+        return RunData.load(self._run.data_dir, self._run.spec.dataset.train_dataset).order
+
+    def roll_up(self, checkpoint: Path) -> None:
+        """Compare the rows up to a committed checkpoint of this run with the order, and move them into windows.
+
+        Raises:
+            RadioplatError: another run has taken the folder over, or a newer version wrote the ledger.
+            OSError: a file cannot be read or written; a later call goes on where this one ended.
+        """
+        if not any(self.folder.glob("consumed-a*-r*.parquet")):
+            return
+        state = json.loads((checkpoint / STATE).read_bytes())
+        if state["order_hash"] != self._run.order_hash:
+            return
+        attempts = Attempts(self._run.folder)
+
+        def check() -> None:
+            if (taken := check_lease(self._run.folder, self._run.lease)) is not None:
+                raise taken
+            if attempts.last > state["attempt"]:
+                raise TrainingError("a later start of the workers has the ledger now", where=str(self.folder))
+
+        check()
+        ordered = Ordered(self._order, state["order_hash"], self._run.spec.global_batch_size, state["order_from"])
+        roll_up(self.folder, ordered, Reached(state["global_step"], state["attempt"], attempts.began()), check)
+
+    def copy(self, mirror: Mirror) -> None:
+        """Copy the files that the mirror lacks to ``ledger`` there; ``windows.jsonl``, which names others, comes last.
+
+        Files that were moved into windows here since the last call are removed there.
+
+        Raises:
+            OSError: a file cannot be copied or removed.
+            TrainingError: the mirror has another writer.
+        """
+        there = f"{mirror.folder}/{FOLDER}"
+        before = _sizes(there)
+        here = {path.name: _size(path) for path in self.folder.glob("*.parquet")}
+        mirror.check_owner()
+        for name in sorted(name for name, size in here.items() if size != before.get(name)):
+            with contextlib.suppress(FileNotFoundError):
+                copy_file(str(self.folder / name), f"{there}/{name}")
+        if (self.folder / CHAIN).exists():
+            mirror.check_owner()
+            copy_file(str(self.folder / CHAIN), f"{there}/{CHAIN}")
+        for name in sorted(self._copied - set(here)):
+            remove_file(f"{there}/{name}")
+        self._copied = set(here)
+
+    def recover(self, mirror: Mirror) -> bool:
+        """Copy it from the mirror if the run's folder has lost its own, or has an older one; return True if copied.
+
+        An older one is kept beside it, as ``ledger_replaced_N``.
+
+        Raises:
+            RadioplatError: it cannot be read or written.
+        """
+        there, aside = f"{mirror.folder}/{FOLDER}", self.folder.with_name(f".{FOLDER}.partial")
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            names = _sizes(there)
+            if CHAIN in names:
+                copy_file(f"{there}/{CHAIN}", str(aside / CHAIN))
+            mine, theirs = Chain(self.folder).hashes, Chain(aside).hashes
+            lost = not any(self.folder.glob("consumed-a*.parquet"))
+            if not names or not (lost or (mine == theirs[: len(mine)] and len(mine) < len(theirs))):
+                return False
+            for name in names:
+                copy_file(f"{there}/{name}", str(aside / name))
+            # Rows of workers' files that are in windows, too, were moved there before the copy was made.
+            Move(files=[name for name in names if "-r" in name]).write(aside)
+            if self.folder.exists():
+                self.folder.rename(_unused(self.folder))
+            aside.rename(self.folder)
+        except OSError as error:
+            raise RadioplatError(f"the ledger cannot be copied from there: {error}", where=FIELD) from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        return True
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    try:
+        return {name: state.size for name, state in list_files(folder, lambda _: True)}
+    except FileNotFoundError:
+        return {}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # moved into a window meanwhile
+        return -1
+
+
+def _unused(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}_replaced_{number}")).exists():
+        number += 1
+    return aside
