@@ -104,7 +104,7 @@ def prove(
         full: compare every row.
 
     Raises:
-        DataError: a newer version wrote ``windows.jsonl``.
+        NewerRecord: a newer version wrote ``windows.jsonl``.
         OSError: the storage fails.
     """
     directory, first_step = Path(directory), ordered.first_step

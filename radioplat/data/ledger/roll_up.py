@@ -59,7 +59,7 @@ def roll_up(directory: Path, ordered: Ordered, final_step: int, attempt: int | N
 
     Raises:
         OSError: a file cannot be read, written or removed; a later call goes on where this one ended.
-        DataError: a newer version wrote ``windows.jsonl``.
+        NewerRecord: a newer version wrote ``windows.jsonl``.
     """
     chain = Chain(directory)
     if chain.broken:
