@@ -155,9 +155,30 @@ def test_a_newer_record_is_refused_by_name_by_all_that_read_it(quiet_run, tmp_pa
         assert cli.main(command) == 1
         said = " ".join(capfd.readouterr().err.split())
         assert re.search(rf"versions.json: {message}, written by radioplat 9\.9; radioplat \S+ reads up to", said), said
+    overrides = [f"results_dir={folder.parent}", "train.max_steps=10"]
+    assert any(re.search(message, str(problem)) for problem in plan(load_spec(quiet_run.file, overrides)).problems)
     with pytest.raises(NewerRecord, match=message):
         radioplat.distill(quiet_run.file, [f"results_dir={folder.parent}", "train.max_steps=10"])
     assert files_in(folder) == before
+
+
+def test_a_ledger_of_a_newer_version_is_not_copied_back(make_spec, distil, tmp_path):
+    home = tmp_path / "home"
+    spec = make_spec(tmp_path / "run")
+    overrides = (*EVERY_SECOND, f"train.checkpoint_dir={home}")
+    first = distil(spec, *overrides, "train.max_steps=2")
+    there = home / "distill" / "ledger"
+    assert json.loads((there / "versions.json").read_text())["records"] == {"ledger": 1}
+    shutil.rmtree(first.folder)
+    old = (there / "versions.json").read_text()
+    (there / "versions.json").write_text(json.dumps({"radioplat": "9.9", "records": {"ledger": 2}}))
+    before = files_in(home / "distill" / "ledger")
+    with pytest.raises(NewerRecord, match=r"record ledger \(.*has schema 2, written by radioplat 9\.9"):
+        distil(spec, *overrides, "train.max_steps=4")
+    assert files_in(there) == before and not list((first.folder / "ledger").glob("*.parquet"))
+    (there / "versions.json").write_text(old)
+    again = distil(spec, *overrides, "train.max_steps=4")
+    assert again.result.resumed_from == 2 and prove_run(again.folder).holds
 
 
 def test_an_older_record_is_brought_up_by_a_start(quiet_run, distil, tmp_path, monkeypatch):

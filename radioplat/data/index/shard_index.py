@@ -235,7 +235,7 @@ def check_index(directory: str | Path) -> None:
         for key, ours in ((_SCHEMA_KEY, VERSION), (_RULES_KEY, NAME_RULES)):
             theirs = marks.get(key, b"").decode(errors="replace")
             if theirs.isdecimal() and int(theirs) > int(ours):
-                raise newer_record(str(path), key.decode(), theirs, ours, read_versions(directory).radioplat)
+                raise newer_record(str(path), f"field {key.decode()}", theirs, ours, read_versions(directory).radioplat)
 
 
 def missing_shard(path: str, error: OSError) -> DataError:

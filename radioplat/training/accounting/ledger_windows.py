@@ -14,8 +14,10 @@ from radioplat.data.order.order import SampleOrder
 from radioplat.data.storage.files import absolute, copy_file, list_files, remove_file
 from radioplat.design.run import Run
 from radioplat.errors import RadioplatError
+from radioplat.tracking.record_versions import NAME as VERSIONS
+from radioplat.tracking.record_versions import Versions, prepare_folder, refuse_newer
 from radioplat.tracking.results import TaskFolder
-from radioplat.training.checkpoints.mirror import FIELD
+from radioplat.training.checkpoints.mirror import FIELD, read_whole
 from radioplat.training.checkpoints.resume import mirror_of
 from radioplat.training.checkpoints.run_state import STATE
 
@@ -80,6 +82,7 @@ def recover_ledger(run: Run) -> bool:
     """Copy the ledger from ``train.checkpoint_dir`` if the run's folder has lost its own; return True if it was copied.
 
     Raises:
+        NewerRecord: a newer version wrote it; nothing is copied.
         RadioplatError: it cannot be read or written.
     """
     mirror, ledger = mirror_of(run.spec, run.task), run.folder / FOLDER
@@ -92,24 +95,36 @@ def recover_ledger(run: Run) -> bool:
 
 
 def _copy(ledger: Path, mirror: str) -> None:
-    """Make ``<mirror>/ledger`` a copy of the ledger's files; ``windows.jsonl``, which names the others, comes last."""
+    """Make ``<mirror>/ledger`` a copy of the ledger's files.
+
+    ``versions.json`` comes first, and ``windows.jsonl``, which names the others, last.
+    """
     there = f"{absolute(mirror)}/{FOLDER}"
     before, here = set(_names(there)), {path.name for path in ledger.glob("*.parquet")}
+    if (ledger / VERSIONS).exists():
+        copy_file(str(ledger / VERSIONS), f"{there}/{VERSIONS}")
     for name in sorted(here - before):
         with contextlib.suppress(FileNotFoundError):  # a worker's file that was moved into a window meanwhile
             copy_file(str(ledger / name), f"{there}/{name}")
     if (ledger / CHAIN).exists():
         copy_file(str(ledger / CHAIN), f"{there}/{CHAIN}")
-    for name in sorted(before - here - {CHAIN}):
+    for name in sorted(before - here - {CHAIN, VERSIONS}):
         remove_file(f"{there}/{name}")
 
 
 def _copy_back(mirror: str, ledger: Path) -> bool:
-    """Copy the files of ``<mirror>/ledger``, ``windows.jsonl`` last; return False if there are none."""
+    """Copy the files of ``<mirror>/ledger``, in the order of :func:`_copy`; return False if there are none."""
     there = f"{absolute(mirror)}/{FOLDER}"
     names = _names(there)
-    for name in sorted(names, key=lambda name: name == CHAIN):
+    if VERSIONS in names:
+        path = f"{there}/{VERSIONS}"
+        refuse_newer(Versions.from_json(read_whole(path), path), path)
+    if names:
+        (ledger / VERSIONS).unlink(missing_ok=True)  # of this version; what is copied may be older
+    for name in sorted(names, key=lambda name: (name == CHAIN, name != VERSIONS)):
         copy_file(f"{there}/{name}", str(ledger / name))
+    if names:
+        prepare_folder(ledger, ("ledger",))
     return bool(names)
 
 

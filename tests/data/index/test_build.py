@@ -171,7 +171,9 @@ def test_an_index_of_a_newer_version_is_neither_used_nor_replaced(corpus, key):
         marks = table.schema.metadata | {key.encode(): b"3"}
         pq.write_table(table.replace_schema_metadata(marks), corpus / f"index/{name}.parquet")
     Versions("9.9", {"index_parts": 1}).write(corpus / "index")
-    _refused_unchanged(corpus, rf"shards.parquet: {key} has schema 3, written by radioplat 9\.9; .* up to schema 2")
+    _refused_unchanged(
+        corpus, rf"shards.parquet: field {key} has schema 3, written by radioplat 9\.9; .* up to schema 2"
+    )
 
 
 def test_an_unfinished_scan_of_a_newer_version_is_neither_used_nor_replaced(corpus):
