@@ -177,7 +177,7 @@ def check_readable(folder: Path) -> None:
     """
     check_newer(folder)
     old = [f"{kind} of schema {schema}" for kind, schema in older_records(folder).items()]
-    if (Path(folder) / _READY).exists():
+    if is_unfinished(folder):
         old = ["an unfinished upgrade"]
     if old:
         hint = f"Run `radioplat migrate run {folder}`; a start of the run does the same."
@@ -207,6 +207,11 @@ def known_records(folder: Path) -> dict[str, int]:
     versions = read_versions(folder)
     present = {kind: versions.schema(kind) for kind, known in KINDS.items() if _has(Path(folder), known)}
     return present | {kind: schema for kind, schema in versions.records.items() if kind not in KINDS}
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return True if a process was killed while it brought the records of ``folder`` up; the next call goes on."""
+    return (Path(folder) / _READY).is_dir()
 
 
 def _has(folder: Path, kind: RecordKind) -> bool:

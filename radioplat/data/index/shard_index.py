@@ -26,7 +26,7 @@ from radioplat.errors import DataError
 from radioplat.tracking.record_versions import check_newer, newer_record, prepare_folder, read_versions
 
 VERSION = "2"
-_SCHEMA_KEY, _RULES_KEY = b"radioplat_index", b"name_rules"  # of VERSION and NAME_RULES, in the files' metadata
+SCHEMA_KEY, _RULES_KEY = b"radioplat_index", b"name_rules"  # of VERSION and NAME_RULES, in the files' metadata
 
 SHARD_SCHEMA = pa.schema([("source", pa.int32()), *NOTE_SCHEMA])
 
@@ -205,7 +205,7 @@ class ShardIndex:
             tables = {n: pq.read_table(directory / f"{n}.parquet") for n in ("shards", "faults")}
             classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
             metadata = [table.schema.metadata or {} for table in tables.values()]
-            marks = {(m.get(_SCHEMA_KEY), m.get(b"build")) for m in metadata}
+            marks = {(m.get(SCHEMA_KEY), m.get(b"build")) for m in metadata}
             if len(marks) != 1 or next(iter(marks))[0] != VERSION.encode():
                 raise ValueError("its files are of different builds or another version")
             index = cls(tables["shards"], tables["faults"], classes, directory)
@@ -232,7 +232,7 @@ def check_index(directory: str | Path) -> None:
             marks = pq.read_schema(path).metadata or {}
         except (OSError, pa.ArrowException):
             continue  # missing or damaged
-        for key, ours in ((_SCHEMA_KEY, VERSION), (_RULES_KEY, NAME_RULES)):
+        for key, ours in ((SCHEMA_KEY, VERSION), (_RULES_KEY, NAME_RULES)):
             theirs = marks.get(key, b"").decode(errors="replace")
             if theirs.isdecimal() and int(theirs) > int(ours):
                 raise newer_record(str(path), f"field {key.decode()}", theirs, ours, read_versions(directory).radioplat)
