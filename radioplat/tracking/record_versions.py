@@ -43,9 +43,9 @@ class RecordKind:
 KINDS = {
     "status": RecordKind(("status.json",)),
     "attempts": RecordKind(("attempts.jsonl",)),
-    "accounts": RecordKind(("accounts.jsonl", "goodput.json")),
+    "accounts": RecordKind(("accounts.jsonl", "goodput.json", "teacher_cost.json")),
     "run_data": RecordKind(("data/*.npy",)),
-    "ledger": RecordKind(("consumed-a*.parquet", "replayed-*.parquet", "rejected-a*.parquet")),
+    "ledger": RecordKind(("consumed-a*.parquet", "replayed-*.parquet", "rejected-a*.parquet", "rejects.parquet")),
     "index_parts": RecordKind(("part-*",)),
     "sweep": RecordKind(("plan.json", "clock.json", "trial_*/trial.json", "trial_*/told.jsonl")),
 }
