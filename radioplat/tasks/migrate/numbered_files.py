@@ -62,7 +62,7 @@ def _in_metadata(path: Path) -> int | None:
 
 
 NUMBERED = {
-    STATE: NumberedFile(STATE_SCHEMA, _in_json),
+    STATE: NumberedFile(STATE_SCHEMA, _in_json, "read as it is: a checkpoint is never rewritten"),
     CHAIN: NumberedFile(CHAIN_SCHEMA, _in_lines),
     "shards.parquet": NumberedFile(int(VERSION), _in_metadata, "the next start makes it from the shards again"),
     "compress.json": NumberedFile(COMPRESS_SCHEMA, _in_json),
