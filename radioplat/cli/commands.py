@@ -195,6 +195,21 @@ def migrate_tao(args: argparse.Namespace) -> None:
         terminal.say(f"{path} has no effect here: {reason}")
 
 
+def migrate_run(args: argparse.Namespace) -> None:
+    """Bring the records of a run up to this version, and print the schema of each; or a spec, in a copy beside it."""
+    from pathlib import Path
+
+    from radioplat.tasks.migrate.migrate_run import migrate_run as run
+    from radioplat.tasks.migrate.show import show_run, show_spec
+    from radioplat.tasks.migrate.spec_fields import migrate_spec
+
+    path = Path(args.path)
+    if path.is_file():
+        show_spec(path, migrate_spec(path))
+    else:
+        show_run(run(path))
+
+
 def weights_inspect(args: argparse.Namespace) -> None:
     """Print the layout of checkpoint files and the backbone types they fit; for several, if they can be an ensemble."""
     from radioplat.cli.show_weights import show, show_ensemble

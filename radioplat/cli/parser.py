@@ -103,6 +103,10 @@ def _migrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", nargs="?", help="the new file; default: SPEC with _radioplat at the end of its name")
 
 
+def _migrate_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="a results folder, the folder of one task in it, or a spec, a YAML file")
+
+
 def _address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, else the one on this machine")
 
@@ -144,7 +148,10 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
             "convert": Command(commands.weights_convert, _convert),
         },
     ),
-    "migrate": ("Make a spec of another program ours.", {"tao": Command(commands.migrate_tao, _migrate)}),
+    "migrate": (
+        "Bring a spec of another program, or a run of an older version, up to this version.",
+        {"tao": Command(commands.migrate_tao, _migrate), "run": Command(commands.migrate_run, _migrate_run)},
+    ),
     "teachers": (
         "Check teachers, and run teacher pools apart from a run.",
         {

@@ -30,6 +30,7 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import Status, StatusLog
 from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.accounts import session, settled
+from radioplat.training.accounting.folder_versions import prepare_run
 from radioplat.training.accounting.prove import verdict
 from radioplat.training.checkpoints.checkpoint import clear_left_behind, newest
 from radioplat.training.checkpoints.resume import (
@@ -76,7 +77,13 @@ def run_task(
     progress: bool,
     say: Callable[[str], None],
 ) -> RunResult:
-    """Run ``task``, ``distill`` or ``train``, in the folder ``override``; default: the task's folder."""
+    """Run ``task``, ``distill`` or ``train``, in the folder ``override``; default: the task's folder.
+
+    Raises:
+        NewerRecord: a newer version wrote a record in the folder; nothing is written there.
+        RadioplatError: the run cannot start, or ended with an error.
+        Stopped: on SIGTERM, after a checkpoint.
+    """
     problems = check(spec, task)
     if names_no_folder(problems):
         raise SpecError(*problems)
@@ -84,6 +91,8 @@ def run_task(
         check_cluster(spec)
         folder = TaskFolder(spec.results_dir, task, override)
         with Lease(folder.path, say) as lease:
+            for line in prepare_run(folder.path):
+                say(line)
             return _run_alone(spec, task, folder, lease, callbacks, progress, say)
 
 

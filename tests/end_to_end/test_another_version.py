@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -12,10 +14,14 @@ from pathlib import Path
 
 import pytest
 
+import radioplat
+from radioplat.cli import main as cli
 from radioplat.errors import RadioplatError
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.inspect.diagnose import diagnose
 from radioplat.tasks.plan.plan import plan
+from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.record_versions import KINDS, NewerRecord
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import newest
@@ -117,6 +123,83 @@ def test_the_same_on_a_second_home(make_spec, distil, tmp_path):
     assert list(Mirror(str(home / "distill")).standings()) == ["model_epoch_001"]
     shutil.rmtree(first.folder)
     assert distil(spec, *overrides).result.resumed_from == 4
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file below ``folder``."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("part", "records", "message"),
+    [
+        (".", {"accounts": 2}, r"record accounts \(accounts.jsonl, .*\) has schema 2"),
+        (".", {"status": 7}, r"record status \(status.json\) has schema 7"),
+        ("ledger", {"ledger": 2}, r"record ledger \(consumed-a\*.parquet.* has schema 2"),
+        ("data", {"index_parts": 2}, r"record index_parts \(part-\*\) has schema 2"),
+    ],
+)
+def test_a_newer_record_is_refused_by_name_by_all_that_read_it(quiet_run, tmp_path, capfd, part, records, message):
+    folder = tmp_path / "run" / "distill"
+    shutil.copytree(quiet_run.folder, folder, symlinks=True)
+    path = folder / part / "versions.json"
+    wrote = json.loads(path.read_text())
+    assert wrote["radioplat"] == radioplat.__version__ and wrote["records"].keys() >= records.keys()
+    path.write_text(json.dumps({"radioplat": "9.9", "records": records}))
+    before = files_in(folder)
+    for command in (
+        ["distill", "-e", str(quiet_run.file), f"results_dir={folder.parent}", "train.max_steps=10"],
+        ["diagnose", str(folder)],
+        ["ledger", str(folder)],
+    ):
+        assert cli.main(command) == 1
+        said = " ".join(capfd.readouterr().err.split())
+        assert re.search(rf"versions.json: {message}, written by radioplat 9\.9; radioplat \S+ reads up to", said), said
+    overrides = [f"results_dir={folder.parent}", "train.max_steps=10"]
+    assert any(re.search(message, str(problem)) for problem in plan(load_spec(quiet_run.file, overrides)).problems)
+    with pytest.raises(NewerRecord, match=message):
+        radioplat.distill(quiet_run.file, [f"results_dir={folder.parent}", "train.max_steps=10"])
+    assert files_in(folder) == before
+
+
+def test_a_ledger_of_a_newer_version_is_not_copied_back(make_spec, distil, tmp_path):
+    home = tmp_path / "home"
+    spec = make_spec(tmp_path / "run")
+    overrides = (*EVERY_SECOND, f"train.checkpoint_dir={home}")
+    first = distil(spec, *overrides, "train.max_steps=2")
+    there = home / "distill" / "ledger"
+    assert json.loads((there / "versions.json").read_text())["records"] == {"ledger": 1}
+    shutil.rmtree(first.folder)
+    old = (there / "versions.json").read_text()
+    (there / "versions.json").write_text(json.dumps({"radioplat": "9.9", "records": {"ledger": 2}}))
+    before = files_in(home / "distill" / "ledger")
+    with pytest.raises(NewerRecord, match=r"record ledger \(.*has schema 2, written by radioplat 9\.9"):
+        distil(spec, *overrides, "train.max_steps=4")
+    assert files_in(there) == before and not list((first.folder / "ledger").glob("*.parquet"))
+    (there / "versions.json").write_text(old)
+    again = distil(spec, *overrides, "train.max_steps=4")
+    assert again.result.resumed_from == 2 and prove_run(again.folder).holds
+
+
+def test_an_older_record_is_brought_up_by_a_start(quiet_run, distil, tmp_path, monkeypatch):
+    """Attempts get a made-up schema 2, whose file ends with one more event."""
+    folder = tmp_path / "run" / "distill"
+    shutil.copytree(quiet_run.folder, folder, symlinks=True)
+    (folder / "versions.json").unlink()  # as before the file existed
+
+    def with_a_line(files: Path) -> None:
+        events = Attempts(files).read()
+        Attempts(files).start(events[-1].attempt + 10, 1, 8)
+
+    upgraded = dataclasses.replace(KINDS["attempts"], schema=2, upgrades={1: with_a_line})
+    monkeypatch.setitem(KINDS, "attempts", upgraded)
+    with pytest.raises(RadioplatError, match="attempts of schema 1(?s:.*)radioplat migrate run"):
+        diagnose(folder)
+    trail = distil(quiet_run.file, f"results_dir={folder.parent}", *EVERY_SECOND, "train.max_steps=10")
+    assert any("attempts brought up from schema 1" in line for line in trail.lines)
+    assert trail.result.resumed_from == 8 and 11 in [event.attempt for event in Attempts(folder).read()]
+    assert json.loads((folder / "versions.json").read_text())["records"]["attempts"] == 2
+    assert prove_run(folder).holds and diagnose(folder).cause.startswith("no failure")
 
 
 DIE = """

@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, PartWriter, unfinished
 from radioplat.data.index.scan_wait import Patience, ScanWait
-from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
+from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex, check_index
 from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
 from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, UNREADABLE
 from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
 from radioplat.errors import DataError, Problem
 from radioplat.spec.schema.dataset import SplitConfig
+from radioplat.tracking.record_versions import prepare_folder
 
 __all__ = ["ShardIndex", "build_index"]
 
@@ -61,11 +62,14 @@ def build_index(
 
     Raises:
         DataError: a folder is missing or empty, a source holds no usable image, or ``index_dir`` cannot be written.
+        NewerRecord: ``index_dir`` contains an index, or parts of one, of a newer version; it stays as it is.
         StorageError: storage failed for longer than ``patience``.
     """
     sources = list_shards(split, path)
     index_dir = Path(index_dir)
     with _locked(index_dir), ScanWait(sources, patience) as wait:
+        check_index(index_dir)
+        prepare_folder(index_dir, ("index_parts",))
         known = _Known(index_dir)
         while (fresh := list(_batches(sources, known))) and wait.may_read(fresh, known.answer):
             shards, writer = _ShardList(sources), PartWriter(index_dir)

@@ -23,8 +23,10 @@ from radioplat.data.scan.scan import canonical
 from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES
 from radioplat.data.storage.files import FileState
 from radioplat.errors import DataError
+from radioplat.tracking.record_versions import check_newer, newer_record, prepare_folder, read_versions
 
 VERSION = "2"
+SCHEMA_KEY, _RULES_KEY = b"radioplat_index", b"name_rules"  # of VERSION and NAME_RULES, in the files' metadata
 
 SHARD_SCHEMA = pa.schema([("source", pa.int32()), *NOTE_SCHEMA])
 
@@ -166,10 +168,13 @@ class ShardIndex:
 
         Raises:
             DataError: the folder cannot be written.
+            NewerRecord: it contains an index of a newer version, which stays as it is.
         """
+        check_index(directory)
         directory, build = Path(directory), uuid.uuid4().hex
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            prepare_folder(directory, ("index_parts",))
             before = _parts_of(directory)
             parts = set(self.shards["part"].to_pylist())
             for part in parts:
@@ -191,14 +196,16 @@ class ShardIndex:
         """Open an index that :meth:`save` wrote.
 
         Raises:
-            DataError: a file is missing, damaged, of another version, or of another build than the rest.
+            DataError: a file is missing, damaged, of an older version, or of another build than the rest.
+            NewerRecord: a newer version wrote it.
         """
         directory = Path(directory)
+        check_index(directory)
         try:
             tables = {n: pq.read_table(directory / f"{n}.parquet") for n in ("shards", "faults")}
             classes = json.loads((directory / "classes.json").read_text(encoding="utf-8"))
             metadata = [table.schema.metadata or {} for table in tables.values()]
-            marks = {(m.get(b"radioplat_index"), m.get(b"build")) for m in metadata}
+            marks = {(m.get(SCHEMA_KEY), m.get(b"build")) for m in metadata}
             if len(marks) != 1 or next(iter(marks))[0] != VERSION.encode():
                 raise ValueError("its files are of different builds or another version")
             index = cls(tables["shards"], tables["faults"], classes, directory)
@@ -209,6 +216,26 @@ class ShardIndex:
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             message = f"no usable index here: {' '.join(str(error).split())}"
             raise DataError(message, where=str(directory), hint="Run `radioplat index`.") from None
+
+
+def check_index(directory: str | Path) -> None:
+    """Check that no file of the index in ``directory`` is of a newer version; a folder without an index passes.
+
+    Raises:
+        NewerRecord: one is; it names the version that wrote it.
+    """
+    directory = Path(directory)
+    check_newer(directory)
+    for name in ("shards", "faults"):
+        path = directory / f"{name}.parquet"
+        try:
+            marks = pq.read_schema(path).metadata or {}
+        except (OSError, pa.ArrowException):
+            continue  # missing or damaged
+        for key, ours in ((SCHEMA_KEY, VERSION), (_RULES_KEY, NAME_RULES)):
+            theirs = marks.get(key, b"").decode(errors="replace")
+            if theirs.isdecimal() and int(theirs) > int(ours):
+                raise newer_record(str(path), f"field {key.decode()}", theirs, ours, read_versions(directory).radioplat)
 
 
 def missing_shard(path: str, error: OSError) -> DataError:

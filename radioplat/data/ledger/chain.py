@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from radioplat.errors import DataError
 from radioplat.tracking.json_lines import append_line, read_lines
+from radioplat.tracking.record_versions import newer_record, read_versions
 
 NAME = "windows.jsonl"
 SCHEMA = 1
@@ -68,7 +68,7 @@ class Chain:
         """Read ``windows.jsonl`` in ``directory``; without the file, there are no windows.
 
         Raises:
-            DataError: a newer version wrote it.
+            NewerRecord: a newer version wrote it.
         """
         self.path = directory / NAME
         self.windows: list[Window] = []
@@ -77,11 +77,8 @@ class Chain:
         for number, line in enumerate(read_lines(self.path), start=1):
             schema = line.get("schema")
             if isinstance(schema, int) and schema > SCHEMA:
-                raise DataError(
-                    f"line {number} is of schema {schema}, this version reads up to {SCHEMA}",
-                    where=str(self.path),
-                    hint="Use the version of radioplat that wrote it, or a newer one.",
-                )
+                wrote = read_versions(directory).radioplat
+                raise newer_record(str(self.path), f"line {number}", schema, SCHEMA, wrote)
             if line.get("hash") != _hash(line) or line.get("previous") != self._last or not self._take(line):
                 self.broken = f"line {number} was changed, or the line before it was removed"
                 self.windows = []

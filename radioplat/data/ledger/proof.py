@@ -114,7 +114,7 @@ def prove(
         full: compare every row.
 
     Raises:
-        DataError: a newer version wrote ``windows.jsonl``.
+        NewerRecord: a newer version wrote ``windows.jsonl``.
         OSError: the storage fails.
     """
     for attempt in range(_TRIES):

@@ -89,7 +89,7 @@ def roll_up(
 
     Raises:
         OSError: a file cannot be read, written or removed; a later call goes on where this one ended.
-        DataError: a newer version wrote ``windows.jsonl``.
+        NewerRecord: a newer version wrote ``windows.jsonl``.
     """
     chain = _trusted(directory)
     _finish(directory)

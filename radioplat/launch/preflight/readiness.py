@@ -24,6 +24,7 @@ from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
 from radioplat.teachers.base.teacher import check_weights
+from radioplat.training.accounting.folder_versions import check_run
 from radioplat.training.checkpoints.checkpoint import survey
 from radioplat.training.checkpoints.resume import blocked_by, unreachable
 from radioplat.training.hooks.own_hook import hook_problems
@@ -138,8 +139,9 @@ def pruning(preflight: Preflight) -> Iterator[Problem]:
 
 
 def checkpoints(preflight: Preflight) -> Iterator[Problem]:
-    """Check the checkpoints that the run would resume from, and the folders of their copies."""
+    """Check the records and checkpoints that the run would resume from, and the folders of their copies."""
     spec = preflight.spec
+    yield from problems_of(check_run, preflight.folder)
     yield from unreachable(spec, preflight.task)
     preflight.checkpoints = survey(preflight.folder)
     order = preflight.data.order_fields(spec.global_batch_size, spec.dataset.max_pixels) if preflight.data else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from radioplat.errors import RadioplatError
 from radioplat.tasks.compress.outcome import Outcome
+from radioplat.tracking.record_versions import newer_record, read_versions
 from radioplat.tracking.results import write_atomic
 
 SCHEMA = 1
@@ -51,6 +52,7 @@ class Record:
         path: of ``compress.json``; read if it exists.
 
     Raises:
+        NewerRecord: a newer version wrote it.
         RadioplatError: it exists and cannot be read.
     """
 
@@ -62,6 +64,9 @@ class Record:
             return
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            if content["schema"] > SCHEMA:
+                wrote = read_versions(path.parent).radioplat
+                raise newer_record(str(path), "its content", content["schema"], SCHEMA, wrote)
             if content["schema"] != SCHEMA:
                 raise ValueError(f"schema {content['schema']}")
             for entry in content["stages"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from radioplat.errors import SpecError
+from radioplat.errors import SpecError, problems_of
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.sample_maps import SampleMaps
 from radioplat.evaluation.metrics.fidelity import size_of
@@ -18,6 +18,7 @@ from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.side_by_side import ModelRow, model_notes, models_table
 from radioplat.tracking.attempts.goodput import Goodput
+from radioplat.tracking.record_versions import check_readable
 from radioplat.tracking.report.curves import curves_from_status
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder
@@ -60,9 +61,12 @@ def write_summary(
         pictures = [(caption, panel), *_over_resolutions(sample)]
     pictures += findings.pictures
     status = checkpoint.parent / "status.json"
-    curves = curves_from_status(status) if status.exists() else {}
-    teacher_costs = TeacherCosts.read(checkpoint.parent)
-    account = Goodput.read(checkpoint.parent)
+    # The measurement is done: records of another version cost the page its curves, not the user the figures.
+    unreadable = problems_of(check_readable, checkpoint.parent)
+    notes += [f"Without curves and costs of the run: {problem}" for problem in unreadable]
+    curves = curves_from_status(status) if status.exists() and not unreadable else {}
+    teacher_costs = None if unreadable else TeacherCosts.read(checkpoint.parent)
+    account = None if unreadable else Goodput.read(checkpoint.parent)
     costs = [*([teacher_costs.table()] if teacher_costs else []), *(account.tables() if account else [])]
     costs = [table for table in costs if table.rows]
     path = write_report(

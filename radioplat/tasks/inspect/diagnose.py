@@ -18,6 +18,7 @@ from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.goodput import Goodput, goodput
 from radioplat.tracking.attempts.logs import LastWords, attempt_folder, begun, cause_of, last_words
 from radioplat.tracking.status import read_status
+from radioplat.training.accounting.folder_versions import check_readable_run
 from radioplat.training.checkpoints.checkpoint import survey
 
 _ALIVE_S = 120.0  # a worker with a newer health status is alive
@@ -77,8 +78,11 @@ def diagnose(run: str | Path) -> Diagnosis:
 
     Raises:
         DataError: no run has started there.
+        NewerRecord: a newer version wrote a record of the run.
+        RadioplatError: an older version did, and the record must be brought up first.
     """
     folder = _task_folder(Path(run))
+    check_readable_run(folder)
     lines = read_status(folder / "status.json")
     starts = [i for i, line in enumerate(lines) if line.get("status") == "STARTED"]
     lines = lines[starts[-1] :] if starts else lines

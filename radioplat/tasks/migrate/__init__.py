@@ -1,1 +1,1 @@
-"""Make specs of other programs ours."""
+"""`radioplat migrate`: specs of other programs, specs and runs of other versions."""

@@ -81,7 +81,7 @@ def tune(
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)
     with handling_sigterm(), Lease(folder.path, say):
-        return log_task(folder, FOLDER, to_yaml(plan.spec), lambda: _run(plan, say), _kpi)
+        return log_task(folder, FOLDER, to_yaml(plan.spec), lambda: _run(plan, say), _kpi, ("sweep",))
 
 
 def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:

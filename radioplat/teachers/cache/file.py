@@ -15,13 +15,15 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from radioplat import __version__
 from radioplat.data.storage.files import HandlePool, RangeFile
+from radioplat.tracking.record_versions import newer_record
 
 SUFFIX = ".features.safetensors"
 KEY_BYTES = 32
 Row = dict[str, np.ndarray]  # features of one sample: bf16 bits as uint16, by the name of the output
 
-_FORMAT = {"format": "radioplat features 1"}
+_FORMAT, _SCHEMA = "radioplat features", 1  # in the metadata: "radioplat features 1"
 _FEATURE = "feature."
 _HEAD = 1 << 16  # bytes of the first read: the header, usually with all keys
 
@@ -40,7 +42,7 @@ def encode(keys: Sequence[bytes], rows: Sequence[Row]) -> bytes:
     for name in rows[0]:
         bits = np.stack([row[name] for row in rows])
         tensors[_FEATURE + name] = torch.from_numpy(bits).view(torch.bfloat16)
-    return safetensors.torch.save(tensors, _FORMAT)
+    return safetensors.torch.save(tensors, {"format": f"{_FORMAT} {_SCHEMA}", "radioplat": __version__})
 
 
 class FeatureFile:
@@ -55,6 +57,7 @@ class FeatureFile:
     Raises:
         OSError: it cannot be read.
         ValueError: it is incomplete, or was not written by :func:`encode`.
+        NewerRecord: a newer version wrote it.
     """
 
     def __init__(self, path: str) -> None:
@@ -66,8 +69,12 @@ class FeatureFile:
             raise ValueError("no safetensors file")
         header = json.loads(head[8 : 8 + length] if 8 + length <= len(head) else file.read(8, length))
         try:
-            if header.pop("__metadata__", None) != _FORMAT:
-                raise ValueError("no features")
+            about = header.pop("__metadata__", None) or {}
+            kind, _, schema = about.get("format", "").rpartition(" ")
+            if kind != _FORMAT or not schema.isdecimal() or int(schema) < _SCHEMA:
+                raise ValueError("no features of this format")
+            if int(schema) > _SCHEMA:
+                raise newer_record(path, "its content", schema, _SCHEMA, about.get("radioplat", ""))
             begin = 8 + length
             spans = {name: tuple(begin + at for at in tensor["data_offsets"]) for name, tensor in header.items()}
             if max(stop for _, stop in spans.values()) != self._size:

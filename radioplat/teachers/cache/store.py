@@ -2,8 +2,10 @@
 
 Each file is written once, completely, under a unique name, so writers never conflict. Files of other processes are
 found by listing. Samples of a file that is damaged, of another format or removed are computed again, and such files are
-counted; a cache never stops a run. A full cache keeps its content: in the order of an epoch, eviction would drop
-exactly the samples needed next, so that no lookup would ever hit.
+counted. A cache with files of a newer version is refused when it is opened; after that it never stops a run.
+
+A full cache keeps its content: in the order of an epoch, eviction would drop exactly the samples needed next, so that
+no lookup would ever hit.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from radioplat.data.storage.files import HandlePool, absolute, list_files, remov
 from radioplat.errors import SpecError
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.teachers.cache.file import SUFFIX, FeatureFile, Row, encode, layout
+from radioplat.tracking.record_versions import NewerRecord
 
 WRITE_BYTES = 2**26  # bytes of features to collect before a file is written
 WRITE_SECONDS = 60.0  # after which they are written anyway; a killed process loses at most these
@@ -44,6 +47,7 @@ class FeatureStore:
 
     Raises:
         SpecError: the folder cannot be read or created.
+        NewerRecord: a newer version wrote one of its files.
     """
 
     def __init__(self, folder: str, max_bytes: int, say: Callable[[str], None] | None = None) -> None:
@@ -63,6 +67,7 @@ class FeatureStore:
         self._readers = ThreadPoolExecutor(8, "cache-reader")
         self._stopped = ""  # reason why writing has stopped
         self.ignored = self.lost = 0
+        self._newer: NewerRecord | None = None  # of the first file of a newer version
         try:
             self._open()
         except OSError as error:
@@ -71,6 +76,9 @@ class FeatureStore:
                 where="feature_cache.dir",
                 hint=f"Make {self._folder} readable and writable, or name another folder.",
             ) from None
+        if self._newer is not None:
+            self.close()
+            raise self._newer
 
     def __len__(self) -> int:
         with self._lock:
@@ -139,9 +147,11 @@ class FeatureStore:
     def _look(self, name: str) -> FeatureFile | None:
         try:
             return FeatureFile(f"{self._folder}/{name}")
-        except ValueError:
+        except (ValueError, NewerRecord) as error:
             with self._lock:
                 self.ignored += 1
+                if isinstance(error, NewerRecord):
+                    self._newer = self._newer or error
         except OSError:  # removed since it was listed
             with self._lock:
                 self.lost += 1

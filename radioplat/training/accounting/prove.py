@@ -14,6 +14,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.goodput import Goodput
+from radioplat.training.accounting.folder_versions import check_readable_run
 from radioplat.training.checkpoints.checkpoint import newest
 from radioplat.training.checkpoints.run_ledger import RunLedger
 
@@ -49,7 +50,10 @@ def prove_run(folder: Path, dataset: DatasetConfig | None = None, full: bool = F
     Raises:
         DataError: there is no complete checkpoint, or the folder's copy of the index gives another sample order than
             the checkpoint's.
+        NewerRecord: a newer version wrote a record of the run.
+        RadioplatError: an older version did, and the record must be brought up first.
     """
+    check_readable_run(folder)
     checkpoint = newest(folder)
     if checkpoint is None:
         raise DataError("there is no whole checkpoint, so nothing led to one", where=str(folder))

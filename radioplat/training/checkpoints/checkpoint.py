@@ -34,7 +34,14 @@ from radioplat.models.vision_model import FORMATS, VisionModel, model_files
 from radioplat.models.weights.hashed_safetensors import write_tensors
 from radioplat.models.weights.manifest import MANIFEST, sums_in
 from radioplat.models.weights.model_format import EMA_FILE, VERSION_KEY, written_by
-from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
+from radioplat.training.checkpoints.run_state import (
+    STATE,
+    RunState,
+    current_state,
+    foreign_schema,
+    step_in,
+    unknown_in_state,
+)
 from radioplat.training.checkpoints.unreadable import Unreadable, check_in_the_way
 
 OPTIMIZER = "optimizer.safetensors"
@@ -145,8 +152,8 @@ def examine(folder: Path) -> RunState | Unreadable:
 
     It is readable if all files match the manifest and this version knows all fields.
     """
-    manifest, state = _json(folder / MANIFEST), _json(folder / STATE)
-    step = step_of(folder)
+    manifest, state = _json(folder / MANIFEST), current_state(_json(folder / STATE))
+    step = step_in(state)
 
     def torn(reason: str) -> Unreadable:
         """Return the result for missing or damaged files."""
@@ -266,7 +273,7 @@ def newest(folder: Path) -> tuple[Path, RunState] | None:
 
 def step_of(path: Path) -> int | None:
     """Return a checkpoint's global step, even if files are damaged; None if ``state.json`` cannot be read."""
-    return step_in(_json(path / STATE))
+    return step_in(current_state(_json(path / STATE)))
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -38,7 +38,14 @@ from radioplat.spec.schema.train import TrainConfig
 from radioplat.tracking.lease import Holder, named, parse_holder
 from radioplat.training.checkpoints.checkpoint import examine, unknown_in_manifest
 from radioplat.training.checkpoints.retention import SCORES, Standing, checkpoints_to_remove, read_score
-from radioplat.training.checkpoints.run_state import STATE, RunState, foreign_schema, step_in, unknown_in_state
+from radioplat.training.checkpoints.run_state import (
+    STATE,
+    RunState,
+    current_state,
+    foreign_schema,
+    step_in,
+    unknown_in_state,
+)
 from radioplat.training.checkpoints.unreadable import Unreadable
 
 FIELD = "train.checkpoint_dir"
@@ -256,7 +263,7 @@ class Mirror:
         """Return manifest and state of an upload as parsed JSON; None for a missing or invalid one."""
         key = (upload.folder, upload.written)
         if key not in self._read_once:
-            self._read_once[key] = (self._json(upload, MANIFEST), self._json(upload, STATE))
+            self._read_once[key] = (self._json(upload, MANIFEST), current_state(self._json(upload, STATE)))
         return self._read_once[key]
 
     def _json(self, upload: Upload, file: str) -> dict | None:

@@ -19,10 +19,13 @@ from radioplat.design.run import Run
 from radioplat.errors import RadioplatError, TrainingError
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.lease import check_lease
-from radioplat.training.checkpoints.mirror import FIELD, Mirror
+from radioplat.tracking.record_versions import NAME as VERSIONS
+from radioplat.tracking.record_versions import Versions, prepare_folder, refuse_newer
+from radioplat.training.checkpoints.mirror import FIELD, Mirror, read_whole
 from radioplat.training.checkpoints.run_state import STATE
 
 FOLDER = "ledger"
+_MADE_ANEW = {VERSIONS, "rejects.parquet"}  # by each start
 
 
 class RunLedger:
@@ -65,9 +68,10 @@ class RunLedger:
         roll_up(self.folder, ordered, Reached(state["global_step"], state["attempt"], attempts.began()), check)
 
     def copy(self, mirror: Mirror) -> None:
-        """Copy the files that the mirror lacks to ``ledger`` there; ``windows.jsonl``, which names others, comes last.
+        """Copy the files that the mirror lacks to ``ledger`` there.
 
-        Files that were moved into windows here since the last call are removed there.
+        ``versions.json`` comes first, and ``windows.jsonl``, which names other files, last. Files that were moved into
+        windows here since the last call are removed there.
 
         Raises:
             OSError: a file cannot be copied or removed.
@@ -77,6 +81,8 @@ class RunLedger:
         before = _sizes(there)
         here = {path.name: _size(path) for path in self.folder.glob("*.parquet")}
         mirror.check_owner()
+        if (self.folder / VERSIONS).exists():
+            copy_file(str(self.folder / VERSIONS), f"{there}/{VERSIONS}")
         for name in sorted(name for name, size in here.items() if size != before.get(name)):
             with contextlib.suppress(FileNotFoundError):
                 copy_file(str(self.folder / name), f"{there}/{name}")
@@ -93,12 +99,16 @@ class RunLedger:
         An older one is kept beside it, as ``ledger_replaced_N``.
 
         Raises:
+            NewerRecord: a newer version wrote the copy; nothing is copied.
             RadioplatError: it cannot be read or written.
         """
         there, aside = f"{mirror.folder}/{FOLDER}", self.folder.with_name(f".{FOLDER}.partial")
         try:
             shutil.rmtree(aside, ignore_errors=True)
             names = _sizes(there)
+            if VERSIONS in names:
+                path = f"{there}/{VERSIONS}"
+                refuse_newer(Versions.from_json(read_whole(path), path), path)
             if CHAIN in names:
                 copy_file(f"{there}/{CHAIN}", str(aside / CHAIN))
             mine, theirs = Chain(self.folder).hashes, Chain(aside).hashes
@@ -109,9 +119,11 @@ class RunLedger:
                 copy_file(f"{there}/{name}", str(aside / name))
             # Rows of workers' files that are in windows, too, were moved there before the copy was made.
             Move(files=[name for name in names if "-r" in name]).write(aside)
-            if self.folder.exists():
+            if self.folder.exists() and not {path.name for path in self.folder.iterdir()} <= _MADE_ANEW:
                 self.folder.rename(_unused(self.folder))
+            shutil.rmtree(self.folder, ignore_errors=True)
             aside.rename(self.folder)
+            prepare_folder(self.folder, ("ledger",))
         except OSError as error:
             raise RadioplatError(f"the ledger cannot be copied from there: {error}", where=FIELD) from None
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from radioplat.tracking.teacher_cost import TeacherCost
 
 SCHEMA = 1
 STATE = "state.json"
+# By schema: a function that returns the content of a state.json in the next schema. A checkpoint is never rewritten.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 @dataclass
@@ -42,6 +45,13 @@ class RunState:
     recent_losses: list[float] = field(default_factory=list)
     rollbacks: int = 0
     schema: int = SCHEMA
+
+
+def current_state(state: Any) -> Any:
+    """Return the content of a ``state.json`` in this version's schema if it is of an older one; else unchanged."""
+    while isinstance(state, dict) and type(state.get("schema")) is int and state["schema"] in UPGRADES:
+        state = UPGRADES[state["schema"]](state) | {"schema": state["schema"] + 1}
+    return state
 
 
 def foreign_schema(state: Any) -> str:

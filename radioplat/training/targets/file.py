@@ -13,12 +13,14 @@ from pathlib import Path
 import safetensors
 from safetensors.torch import load_file, save_file
 
+from radioplat import __version__
 from radioplat.common import collectives
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import Problem, SpecError
 from radioplat.losses.target_transforms.moments import Moments
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.cache.key import weights_hash
+from radioplat.tracking.record_versions import newer_record
 from radioplat.training.targets.transforms import Key, normed
 
 WHERE = "distill.target_norm.path"
@@ -40,7 +42,11 @@ def write_moments(path: str | Path, teachers: list[ResolvedTeacher], measured: d
         for part, tensor in zip(_PARTS, moments.parts(), strict=True)
     }
     names = {name for name, _ in measured}
-    about = {"version": _VERSION, "weights": {t.name: weights_hash(t) for t in teachers if t.name in names}}
+    about = {
+        "version": _VERSION,
+        "radioplat": __version__,
+        "weights": {t.name: weights_hash(t) for t in teachers if t.name in names},
+    }
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with written_aside(path) as aside:
@@ -65,8 +71,11 @@ def problems(path: str | Path, teachers: list[ResolvedTeacher], widths: dict[Key
         weights = dict(about["weights"])
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError):
         return [Problem(f"{path} holds no statistics of teachers", WHERE, _HINT)]
-    if about.get("version") != _VERSION:
-        return [Problem(f"{path} is of another version of radioplat", WHERE, _HINT)]
+    version = about.get("version")
+    if isinstance(version, int) and version > _VERSION:
+        return newer_record(f"{WHERE}: {path}", "its content", version, _VERSION, about.get("radioplat", "")).problems
+    if version != _VERSION:
+        return [Problem(f"{path} has version {version}, radioplat {__version__} reads {_VERSION}", WHERE, _HINT)]
     result = []
     for teacher in teachers:
         kinds = [kind for name, kind in normed([teacher]) if name == teacher.name]

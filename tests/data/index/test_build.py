@@ -26,6 +26,7 @@ from radioplat.data.scan.scan import scan_here, scan_in_processes
 from radioplat.data.storage.files import stat_file
 from radioplat.errors import DataError
 from radioplat.spec.schema.dataset import SplitConfig, TarSource
+from radioplat.tracking.record_versions import NewerRecord, Versions
 
 LIMIT = 178_956_970
 
@@ -67,7 +68,7 @@ def test_saved_and_loaded_equal(corpus):
         assert index.classes == built.classes and index.fingerprint() == built.fingerprint()
     (part,) = (corpus / "copy").glob("part-*")
     assert sorted(p.name for p in (corpus / "copy").iterdir()) == [
-        "classes.json", "faults.parquet", part.name, "shards.parquet",
+        "classes.json", "faults.parquet", part.name, "shards.parquet", "versions.json",
     ]  # fmt: skip
     shutil.rmtree(corpus / "index")  # the copy stands by itself
     assert samples(ShardIndex.load(corpus / "copy")).equals(built_samples)
@@ -160,6 +161,41 @@ def test_another_spelling_of_an_image_extension_is_the_same_scan(tmp_path, write
 
     assert len({fingerprint(extension) for extension in ("left.jpg", ".left.jpg", "LEFT.JPG", ".Left.jpg")}) == 1
     assert scanned == ["0.tar"]
+
+
+@pytest.mark.parametrize("key", ["radioplat_index", "name_rules"])
+def test_an_index_of_a_newer_version_is_neither_used_nor_replaced(corpus, key):
+    build(corpus)
+    for name in ("shards", "faults"):
+        table = pq.read_table(corpus / f"index/{name}.parquet")
+        marks = table.schema.metadata | {key.encode(): b"3"}
+        pq.write_table(table.replace_schema_metadata(marks), corpus / f"index/{name}.parquet")
+    Versions("9.9", {"index_parts": 1}).write(corpus / "index")
+    _refused_unchanged(
+        corpus, rf"shards.parquet: field {key} has schema 3, written by radioplat 9\.9; .* up to schema 2"
+    )
+
+
+def test_an_unfinished_scan_of_a_newer_version_is_neither_used_nor_replaced(corpus):
+    build(corpus)
+    for name in ("shards.parquet", "faults.parquet", "classes.json"):
+        (corpus / "index" / name).unlink()
+    Versions("9.9", {"index_parts": 2}).write(corpus / "index")
+    _refused_unchanged(corpus, r"record index_parts \(part-\*\) has schema 2, written by radioplat 9\.9")
+
+
+def _refused_unchanged(corpus, message: str) -> None:
+    """Check that each way to open or write the index in ``corpus`` raises an error, and changes no file."""
+    other = build(corpus, "other")
+    before = {path.name: path.read_bytes() for path in (corpus / "index").iterdir()}
+    for action in (
+        lambda: build(corpus),
+        lambda: ShardIndex.load(corpus / "index"),
+        lambda: other.save(corpus / "index"),
+    ):
+        with pytest.raises(NewerRecord, match=message):
+            action()
+    assert {path.name: path.read_bytes() for path in (corpus / "index").iterdir()} == before
 
 
 def test_names_are_numbered_over_the_train_split(corpus, write_tar, photo):

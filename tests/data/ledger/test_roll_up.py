@@ -22,6 +22,7 @@ from radioplat.data.ledger import chain, files, loose_files, proof, roll_up
 from radioplat.data.ledger.ledger import Ledger
 from radioplat.data.ledger.roll_up import Reached
 from radioplat.errors import DataError
+from radioplat.tracking.record_versions import NewerRecord, Versions
 
 FIELDS = ("expected", "consumed", "missing", "repeated", "misplaced", "replayed", "before")
 
@@ -260,7 +261,8 @@ def test_lines_of_a_newer_version_are_refused(tmp_path):
     roll(tmp_path, 4, 1)
     path = tmp_path / chain.NAME
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(DataError, match="line 1 is of schema 2, this version reads up to 1"):
+    Versions("9.9", {}).write(tmp_path)
+    with pytest.raises(NewerRecord, match="line 1 has schema 2, written by radioplat 9.9; .* reads up to schema 1"):
         prove(tmp_path, 4)
 
 

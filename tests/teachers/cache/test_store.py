@@ -14,9 +14,11 @@ from moto.server import ThreadedMotoServer
 from safetensors.torch import save_file
 
 from radioplat.errors import SpecError
+from radioplat.teachers.cache import file as cache_file
 from radioplat.teachers.cache import store as cache_store
 from radioplat.teachers.cache.file import KEY_BYTES, SUFFIX
 from radioplat.teachers.cache.store import FeatureStore
+from radioplat.tracking.record_versions import NewerRecord
 
 
 def row_of(seed: int, numbers: int = 100) -> dict[str, np.ndarray]:
@@ -33,6 +35,7 @@ class TestStore:
         script = """
 import sys
 import numpy as np
+from radioplat.teachers.cache import file as cache_file
 from radioplat.teachers.cache import store as cache_store
 cache_store.WRITE_BYTES = 2000
 store = cache_store.FeatureStore(sys.argv[1], 10**9)
@@ -101,6 +104,25 @@ store.close()
         again = open_store()
         found = again.get([key_of(1), key_of(2)])
         assert [row is None for row in found].count(True) == 1 and (again.ignored, len(again)) == (1, 1)
+
+    def test_a_cache_with_files_of_a_newer_version_is_refused_and_stays(self, open_store, files, tmp_path, monkeypatch):
+        reader, store = open_store(), open_store()
+        store.put(key_of(1), row_of(1))
+        store.close()
+        with monkeypatch.context() as newer:
+            newer.setattr(cache_file, "_SCHEMA", 2)
+            newer.setattr(cache_file, "__version__", "9.9")
+            store = open_store()
+            assert store.get([key_of(1)]) == [None], "a file of schema 1 is computed again by schema 2"
+            store.put(key_of(2), row_of(2))
+            store.close()
+        before = {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
+        assert len(before) == 2
+        with pytest.raises(NewerRecord, match="its content has schema 2, written by radioplat 9.9; .* up to schema 1"):
+            open_store()
+        monkeypatch.setattr(cache_store, "LIST_SECONDS", 0.0)  # one that is open already goes on
+        assert [row is None for row in reader.get([key_of(1), key_of(2)])] == [False, True] and reader.ignored == 1
+        assert {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == before
 
     def test_files_that_vanish(self, open_store, files):
         store = open_store()

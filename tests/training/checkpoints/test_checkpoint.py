@@ -20,7 +20,7 @@ from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.models.heads import HeadArchitecture
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.training.checkpoints import checkpoint
+from radioplat.training.checkpoints import checkpoint, run_state
 from radioplat.training.checkpoints.checkpoint import (
     LOSSES,
     RunState,
@@ -31,6 +31,7 @@ from radioplat.training.checkpoints.checkpoint import (
     snapshot,
     verified_state,
 )
+from radioplat.training.checkpoints.mirror import Mirror
 
 STATE = RunState(
     global_step=3,
@@ -268,6 +269,30 @@ def test_a_field_of_another_version_is_named_and_never_called_damage(file, path,
     assert f"of another version: {file} has the unknown" in text and f" {name};" in text and "not whole" not in text
     assert f"radioplat {radioplat.__version__}" in text and "train.restart=true" in text
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_one_of_an_older_schema_is_read_as_it_is(write, tmp_path, monkeypatch):
+    """A made-up schema 2 calls ``epoch`` what schema 1 called ``round``; here and on a mirror."""
+    folder = write()
+    state = json.loads((folder / "state.json").read_text())
+    state["round"] = state.pop("epoch")
+    (folder / "state.json").write_text(json.dumps(state))
+    seal(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert "unknown field round" in str(checkpoint.examine(folder))
+
+    def renamed(old: dict) -> dict:
+        return {("epoch" if name == "round" else name): value for name, value in old.items()}
+
+    monkeypatch.setattr(run_state, "SCHEMA", 2)
+    assert "has schema 1" in str(checkpoint.examine(folder)), "without an upgrade it is refused"
+    monkeypatch.setitem(run_state.UPGRADES, 1, renamed)
+    expected = dataclasses.replace(STATE, schema=2)
+    assert newest(tmp_path) == (folder, expected)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    Mirror(str(tmp_path / "mirror")).upload(folder)
+    brought, unreadable = Mirror(str(tmp_path / "mirror")).bring_newer(None, tmp_path / "lost")
+    assert brought == (tmp_path / "lost" / folder.name, expected) and unreadable == []
 
 
 @pytest.mark.parametrize("path", ["", "student", "quantized"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from target_norm import fit_target_norm
 
+from radioplat import __version__
 from radioplat.data.batch import Batch
 from radioplat.errors import SpecError
 from radioplat.losses.target_transforms.transform import FORMS
@@ -86,6 +90,19 @@ def test_without_a_file_there_is_nothing(tmp_path, weights):
 def test_a_file_that_fits_is_no_problem(written, weights):
     assert problems(written[0], teachers(weights), WIDTHS) == []
     assert [p.name for p in written[0].parent.iterdir()] == ["targets.safetensors"]
+
+
+def test_one_of_a_newer_version_is_named_with_it(written, weights):
+    path = written[0]
+    with safe_open(path, "pt") as opened:
+        about = json.loads(opened.metadata()["radioplat.target_norm"])
+    assert about["radioplat"] == __version__
+    about |= {"version": 2, "radioplat": "9.9"}
+    save_file(load_file(path), path, {"radioplat.target_norm": json.dumps(about), "format": "pt"})
+    before = path.read_bytes()
+    with pytest.raises(SpecError, match="its content has schema 2, written by radioplat 9.9; .* reads up to schema 1"):
+        shared_moments(str(path), teachers(weights), WIDTHS)
+    assert path.read_bytes() == before
 
 
 def test_what_does_not_fit_is_named(written, weights):
