@@ -4,12 +4,14 @@
 24 steps, by the command ``radioplat distill``, to which something is done from outside: `faults.c` kills its process
 at a random operation on its files or moves its clock; a proxy in front of a loopback S3 server fails; its disk is full;
 and so on. It is started again until it is done. Then it is compared with a run without faults, with nothing of ours:
-`benchmarks/judges/ledger.py` reads its ledger, and its last weights are compared bit for bit.
+`benchmarks/judges/ledger.py` reads its ledger, and its last weights are compared bit for bit. With ``--hosts 2`` it is
+trained on two hosts that share nothing but the store (`hosts.py`).
 
 A trial holds if every start ended as it should, each sample was used once, and the run came to its end. The last line
 on stdout is one JSON object: ``trials, held, bit_equal, unlearned_unreported, tracebacks, hangs, memory_over``, and
 these by kind. What was done in a trial that does not hold, and its folder, is kept below ``results/chaos``. The exit
-status is 1 unless all hold. A C compiler is needed, and root for the full disk.
+status is 1 unless all hold. A C compiler is needed, and root for full disks
+and hosts.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import local, storage
+from benchmarks.chaos.hosts import Hosts
 from benchmarks.chaos.process import start_server
 from benchmarks.chaos.trial import Quiet, Trial, quiet_run
 from benchmarks.elastic_inputs import make_inputs
 from radioplat.common import terminal
 
 FOLDER = Path("results/chaos")
+TWO_HOSTS = "two_hosts"
 COUNTS = ("unlearned_unreported", "tracebacks", "hangs", "memory_over")
 
 
@@ -45,7 +49,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     kinds = [*local.KINDS, *storage.KINDS]
     parser.add_argument("--only", nargs="+", choices=kinds, metavar="KIND", default=kinds, help=", ".join(kinds))
+    parser.add_argument("--hosts", type=int, choices=[1, 2], default=1, help="2: trials on two hosts alone")
     given = parser.parse_args()
+    if given.hosts == 2:
+        given.only = [TWO_HOSTS]
     begin, results = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         home = Path(temporary)
@@ -55,6 +62,7 @@ def main() -> int:
             kind = given.only[number % len(given.only)]
             results.append(setting.trial(kind, given.seed, number))
             number += 1
+        setting.close()
     return show(results)
 
 
@@ -71,9 +79,17 @@ class Setting:
         start_server(home)
         self._store: storage.Store | None = None
         self._quiet: dict[bool, Quiet] = {}
+        self._hosts: Hosts | None = None
+
+    def close(self) -> None:
+        """Remove the hosts, if there are any."""
+        if self._hosts is not None:
+            self._hosts.close()
 
     def trial(self, kind: str, seed: int, number: int) -> dict[str, Any]:
         """Do one trial; return what came of it."""
+        if kind == TWO_HOSTS:
+            return self._on_two_hosts(seed, number)
         stored = kind in storage.KINDS
         quiet = self._quiet_of(stored)
         rng = random.Random(f"{seed} {kind} {number}")
@@ -90,6 +106,26 @@ class Setting:
             (kept / "trial.json").write_text(json.dumps(result, indent=1))
             terminal.note(f"  kept in {kept}: {'; '.join(trial.problems) or 'other weights'}")
         shutil.rmtree(trial.folder)
+        return {**result, "seconds": round(time.monotonic() - begin, 1)}
+
+    def _on_two_hosts(self, seed: int, number: int) -> dict[str, Any]:
+        quiet = self._quiet_of(True)
+        assert self._store is not None
+        if self._hosts is None:
+            self._hosts = Hosts(self._home, self._store, self._home / "faults.so")
+        begin, name = time.monotonic(), f"{TWO_HOSTS}_{number}"
+        result = {"kind": TWO_HOSTS, **self._hosts.trial(name, random.Random(f"{seed} {number}"), quiet)}
+        terminal.note(f"{name}: {'holds' if result['held'] else 'DOES NOT HOLD'}, {'; '.join(result['done'])}")
+        for host in self._hosts.hosts:
+            if not (result["held"] and result["bit_equal"]):
+                kept = FOLDER / f"seed_{seed}" / name / host.folder.name
+                shutil.rmtree(kept, ignore_errors=True)
+                kept.mkdir(parents=True)
+                for path in host.folder.glob(f"{name}*"):
+                    path.rename(kept / path.name) if path.is_file() else shutil.copytree(
+                        path, kept / path.name, symlinks=True
+                    )
+                terminal.note(f"  kept in {kept}: {'; '.join(result['problems']) or 'other weights'}")
         return {**result, "seconds": round(time.monotonic() - begin, 1)}
 
     def _quiet_of(self, stored: bool) -> Quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import signal
 import socket
@@ -55,7 +56,13 @@ class Store:
 
 
 class Proxy:
-    """A TCP proxy on loopback in front of a store.
+    """A TCP proxy in front of a store.
+
+    Args:
+        store: address of the store.
+        address: that it listens at.
+        delay_s: by which each piece of data is late, in each direction.
+        lost: share of the pieces that are late by 0.2 s more, as after a lost packet.
 
     Attributes:
         url: of the proxy.
@@ -63,11 +70,11 @@ class Proxy:
             request, ``cut`` closes after 2,000 bytes of an answer. A change closes all connections.
     """
 
-    def __init__(self, store: tuple[str, int]) -> None:
-        self._store, self.fault = store, ""
+    def __init__(self, store: tuple[str, int], address: str = "127.0.0.1", delay_s: float = 0, lost: float = 0) -> None:
+        self._store, self.fault, self._delay_s, self._lost = store, "", delay_s, lost
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((address, 0), backlog=64)
+        self.url = f"http://{address}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     @contextlib.contextmanager
@@ -105,8 +112,8 @@ class Proxy:
             elif fault != "refuse":
                 server = socket.create_connection(self._store)
                 self._open.add(server)
-                threading.Thread(target=_pump, args=(client, server, None), daemon=True).start()
-                _pump(server, client, 2000 if fault == "cut" else None)
+                threading.Thread(target=self._pump, args=(client, server, None), daemon=True).start()
+                self._pump(server, client, 2000 if fault == "cut" else None)
         except OSError:
             pass
         finally:
@@ -117,13 +124,14 @@ class Proxy:
                         each.shutdown(socket.SHUT_RDWR)
                     each.close()
 
-
-def _pump(source: socket.socket, target: socket.socket, most: int | None) -> None:
-    """Copy bytes until one side closes, or ``most`` are copied."""
-    with contextlib.suppress(OSError):
-        while (data := source.recv(65536)) and (most is None or most > 0):
-            target.sendall(data if most is None else data[:most])
-            most = None if most is None else most - len(data)
+    def _pump(self, source: socket.socket, target: socket.socket, most: int | None) -> None:
+        """Copy bytes until one side closes, or ``most`` are copied."""
+        with contextlib.suppress(OSError):
+            while (data := source.recv(65536)) and (most is None or most > 0):
+                if self._delay_s:
+                    time.sleep(self._delay_s + (0.2 if random.random() < self._lost else 0))
+                target.sendall(data if most is None else data[:most])
+                most = None if most is None else most - len(data)
 
 
 def environment(url: str) -> dict[str, str]:

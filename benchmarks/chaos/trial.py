@@ -72,12 +72,7 @@ class Trial:
         self.faults = Faults(self.folder / "switch", self.run)
         spec = tiny_spec(self.inputs, self.folder / "run", STEPS, (1, 1), checkpoint_interval=EVERY)
         spec["cluster"]["mode"] = "local"
-        for path, value in self.changes.items():
-            section, *_, name = path.split(".")
-            inner = spec.setdefault(section, {})
-            for part in path.split(".")[1:-1]:
-                inner = inner[int(part)] if part.isdecimal() else inner.setdefault(part, {})
-            inner[name] = value
+        change(spec, self.changes)
         self.spec = self.folder / "spec.yaml"
         self.spec.write_text(yaml.safe_dump(spec))
 
@@ -95,17 +90,7 @@ class Trial:
 
     def steps(self) -> int:
         """Return the newest step in ``status.json``."""
-        try:
-            lines = (self.run / "status.json").read_text(errors="replace").splitlines()[-20:]
-        except OSError:
-            return 0
-        steps = [0]
-        for line in lines:
-            try:
-                steps.append(int(json.loads(line).get("step") or 0))
-            except (ValueError, AttributeError, TypeError):
-                continue
-        return max(steps)
+        return newest_step(self.run)
 
     def finish(self, expected: Sequence[int] = (0,)) -> None:
         """Start it until it is done; an exit status that is none of ``expected`` is a problem."""
@@ -144,6 +129,31 @@ class Trial:
         rows = sum(pq.read_metadata(path).num_rows for path in (self.run / "ledger").glob("rejected-a*.parquet"))
         text = (self.run / "status.json").read_text(errors="replace")
         return 0 if "weight" in text or "bad" in text else rows
+
+
+def change(spec: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Set fields of a spec by their paths; numbers are places in lists."""
+    for path, value in changes.items():
+        *parts, name = path.split(".")
+        inner: Any = spec
+        for part in parts:
+            inner = inner[int(part)] if part.isdecimal() else inner.setdefault(part, {})
+        inner[name] = value
+
+
+def newest_step(run: Path) -> int:
+    """Return the newest step in the ``status.json`` of a task folder."""
+    try:
+        lines = (run / "status.json").read_text(errors="replace").splitlines()[-20:]
+    except OSError:
+        return 0
+    steps = [0]
+    for line in lines:
+        try:
+            steps.append(int(json.loads(line).get("step") or 0))
+        except (ValueError, AttributeError, TypeError):
+            continue
+    return max(steps)
 
 
 def digest(checkpoint: Path) -> str:
