@@ -25,11 +25,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from benchmarks.chaos import local, storage
+from benchmarks.chaos import cluster, local, storage
 from benchmarks.chaos.hosts import Hosts
 from benchmarks.chaos.process import start_server
 from benchmarks.chaos.trial import Quiet, Trial, quiet_run
@@ -37,7 +37,7 @@ from benchmarks.elastic_inputs import make_inputs
 from radioplat.common import terminal
 
 FOLDER = Path("results/chaos")
-TWO_HOSTS = "two_hosts"
+TWO_HOSTS, GROUPS = "two_hosts", (local, storage, cluster)
 COUNTS = ("unlearned_unreported", "tracebacks", "hangs", "memory_over")
 
 
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=240, help="start no trial after so many")
     parser.add_argument("--trials", type=int, help="at most so many")
     parser.add_argument("--seed", type=int, default=0)
-    kinds = [*local.KINDS, *storage.KINDS]
+    kinds = [kind for group in GROUPS for kind in group.KINDS]
     parser.add_argument("--only", nargs="+", choices=kinds, metavar="KIND", default=kinds, help=", ".join(kinds))
     parser.add_argument("--hosts", type=int, choices=[1, 2], default=1, help="2: trials on two hosts alone")
     given = parser.parse_args()
@@ -78,7 +78,7 @@ class Setting:
         make_inputs(home / "inputs")
         start_server(home)
         self._store: storage.Store | None = None
-        self._quiet: dict[bool, Quiet] = {}
+        self._quiet: dict[ModuleType, Quiet] = {}
         self._hosts: Hosts | None = None
 
     def close(self) -> None:
@@ -90,13 +90,11 @@ class Setting:
         """Do one trial; return what came of it."""
         if kind == TWO_HOSTS:
             return self._on_two_hosts(seed, number)
-        stored = kind in storage.KINDS
-        quiet = self._quiet_of(stored)
-        rng = random.Random(f"{seed} {kind} {number}")
-        trial = self._new(f"{kind}_{number}", stored, rng)
-        begin = time.monotonic()
-        do = partial(storage.KINDS[kind], proxy=self._proxy) if stored else local.KINDS[kind]
-        do(trial, quiet)
+        group = next(group for group in GROUPS if kind in group.KINDS)
+        quiet = self._quiet_of(group)
+        trial = self._new(f"{kind}_{number}", group, random.Random(f"{seed} {kind} {number}"))
+        begin, more = time.monotonic(), {"proxy": self._proxy} if group is storage else {}
+        group.KINDS[kind](trial, quiet, **more)
         result = {"kind": kind, **trial.judge(quiet), "done": trial.done}
         terminal.note(f"{kind} {number}: {'holds' if result['held'] else 'DOES NOT HOLD'}, {'; '.join(trial.done)}")
         if not (result["held"] and result["bit_equal"]):
@@ -109,7 +107,7 @@ class Setting:
         return {**result, "seconds": round(time.monotonic() - begin, 1)}
 
     def _on_two_hosts(self, seed: int, number: int) -> dict[str, Any]:
-        quiet = self._quiet_of(True)
+        quiet = self._quiet_of(storage)
         assert self._store is not None
         if self._hosts is None:
             self._hosts = Hosts(self._home, self._store, self._home / "faults.so")
@@ -128,18 +126,19 @@ class Setting:
                 terminal.note(f"  kept in {kept}: {'; '.join(result['problems']) or 'other weights'}")
         return {**result, "seconds": round(time.monotonic() - begin, 1)}
 
-    def _quiet_of(self, stored: bool) -> Quiet:
-        if stored and self._store is None:
+    def _quiet_of(self, group: ModuleType) -> Quiet:
+        if group is storage and self._store is None:
             self._store = storage.Store()
             self._store.put_folder(self._home / "inputs" / "shards", "shards")
             self._proxy = storage.Proxy(self._store.address)
-        if stored not in self._quiet:
-            self._quiet[stored] = quiet_run(self._new(f"quiet_{stored}", stored, random.Random(0)))
-        return self._quiet[stored]
+        if group not in self._quiet:
+            trial = self._new(f"quiet_{group.__name__.rpartition('.')[2]}", group, random.Random(0), quiet=True)
+            self._quiet[group] = quiet_run(trial)
+        return self._quiet[group]
 
-    def _new(self, name: str, stored: bool, rng: random.Random) -> Trial:
-        changes = storage.changes(name) if stored else {}
-        environment = storage.environment(self._proxy.url) if stored else {}
+    def _new(self, name: str, group: ModuleType, rng: random.Random, quiet: bool = False) -> Trial:
+        changes = storage.changes(name) if group is storage else cluster.changes(quiet) if group is cluster else {}
+        environment = storage.environment(self._proxy.url) if group is storage else {}
         return Trial(self._home / name, self._home / "inputs", rng, changes, environment)
 
 
