@@ -138,16 +138,17 @@ def overrides_of(values: dict[str, Any]) -> list[str]:
 
 def trial_spec(plan: Plan, record: TrialRecord) -> Spec:
     """Return the complete spec of a trial."""
-    folder = plan.home / record.name
+    # A clone has folders of its own: what its trial wrote before, here and on a mirror, is of other weights.
+    folder = f"{record.name}/clone_{len(record.clones)}" if record.clones else record.name
     spec = load_spec(plan.common, overrides_of(record.values))
-    spec.results_dir = str(folder / f"clone_{len(record.clones)}" if record.clones else folder)
+    spec.results_dir = str(plan.home / folder)
     for section in (spec.distill, spec.prune, spec.low_rank, spec.quantize, spec.quantize.qat):
         section.results_dir = None
     spec.dataset.index_dir = plan.spec.dataset.index_dir or str(plan.home / "index")
     spec.distill.then = []
     spec.feature_cache.enabled = spec.feature_cache.folder is not None  # none of its own for each trial
     if spec.train.checkpoint_dir:
-        spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir.rstrip('/')}/tune/{record.name}"
+        spec.train.checkpoint_dir = f"{spec.train.checkpoint_dir.rstrip('/')}/tune/{folder}"
     spec.wandb.group, spec.wandb.name = plan.name, record.name
     spec.wandb.id = f"{hashlib.sha256(str(plan.home).encode()).hexdigest()[:8]}-{record.number}"
     if plan.pooled:

@@ -156,6 +156,15 @@ def test_a_trials_spec_has_its_values_and_the_best_one_is_full(tmp_path):
     assert Plan.read(plan.home).space == plan.space
 
 
+def test_a_clone_has_folders_of_its_own_here_and_on_the_mirror(tmp_path):
+    """In those of its trial are newer checkpoints of other weights, which a start would prefer."""
+    plan = make_plan(SPEC, [f"results_dir={tmp_path}", f"train.checkpoint_dir={tmp_path}/mirror"], BASE)
+    for clones, folder in (([], "trial_0003"), ([[1, 3], [2, 6]], "trial_0003/clone_2")):
+        spec = trial_spec(plan, TrialRecord(3, {}, clones=clones))
+        assert spec.results_dir == str(tmp_path / "tune" / folder)
+        assert spec.train.checkpoint_dir == str(tmp_path / "mirror" / "tune" / folder)
+
+
 def test_teachers_that_vary_are_not_shared():
     plan = make_plan(SPEC, (), BASE | {"parameters": {"dataset.img_size": [64, 96]}})
     assert not plan.pooled
