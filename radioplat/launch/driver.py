@@ -147,7 +147,7 @@ def _run_alone(
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),
-                    StorageWatch(run.data_dir, spec.dataset, status, say),
+                    StorageWatch(run.folder, spec.dataset, status, say),
                 ):
                     _train(run, say)
         attempts.end("done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from radioplat.data.storage.outage import WaitNote, forget_waits, read_waits
 from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.tracking.attempts.goodput import FILE, STORAGE
+from radioplat.tracking.json_lines import append_line
 from radioplat.tracking.status import StatusLog
 
 EVERY_S = 1.0
@@ -20,13 +23,13 @@ class StorageWatch:
     """A thread that reads the notes of waiting processes, while the block runs.
 
     Args:
-        folder: the run's data folder, which contains the notes.
+        folder: of the task; its data folder contains the notes, and the length of each outage is added to its accounts.
         status: gets a WARNING when an outage begins, and a line when it is over.
         say: gets the same lines, for the user.
     """
 
     def __init__(self, folder: Path, dataset: DatasetConfig, status: StatusLog, say: Callable[[str], None]) -> None:
-        self._folder, self._status, self._say = folder, status, say
+        self._accounts, self._folder, self._status, self._say = folder / FILE, folder / "data", status, say
         self._limit = dataset.storage_timeout_s
         self._stale = _PAUSES_S + 2 * dataset.read_timeout_s
         self._notes: dict[str, tuple[WaitNote, float]] = {}  # by process: its note, and the time of its last change
@@ -45,6 +48,8 @@ class StorageWatch:
         self._thread.join(10.0)  # the thread may hang if the results are on the same storage
         if kind is None and self._began is not None and not self._waits():
             self._over()
+        elif self._began is not None:
+            self._count()
 
     def _run(self) -> None:
         while not self._stop.wait(EVERY_S):
@@ -67,8 +72,16 @@ class StorageWatch:
 
     def _over(self) -> None:
         assert self._began is not None
+        self._count()
         self._tell(f"storage can be read again, after {self._last - self._began:.0f} s; the run goes on", "INFO")
         self._began = None
+
+    def _count(self) -> None:
+        """Add the outage to the run's accounts."""
+        assert self._began is not None
+        line = {"event": STORAGE, "time": time.time(), "seconds": max(0.0, self._last - self._began)}
+        with contextlib.suppress(OSError):  # accounting must not end a run
+            append_line(self._accounts, line)
 
     def _tell(self, line: str, verbosity: str) -> None:
         self._status.write(line, verbosity=verbosity)

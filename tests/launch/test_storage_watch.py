@@ -14,6 +14,7 @@ from radioplat.data.storage.outage import StorageWait, note_waits_in
 from radioplat.launch import storage_watch
 from radioplat.launch.storage_watch import StorageWatch
 from radioplat.spec.schema.dataset import DatasetConfig
+from radioplat.tracking.attempts.goodput import read_accounts
 from radioplat.tracking.status import StatusLog, read_status
 from radioplat.training.watch.phases import VALIDATION, Phases
 from radioplat.training.watch.watchdog import Watchdog
@@ -27,7 +28,8 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr(storage_watch, "EVERY_S", 0.05)
     monkeypatch.setattr(storage_watch, "QUIET_S", 0.4)
-    note_waits_in(tmp_path)
+    (tmp_path / "data").mkdir()
+    note_waits_in(tmp_path / "data")
     yield
     note_waits_in(None)
 
@@ -54,6 +56,12 @@ def watched(tmp_path):
         return said, [(line["verbosity"], line["message"]) for line in read_status(tmp_path / "status.json")]
 
     return run
+
+
+def test_the_length_of_an_outage_is_in_the_accounts(watched, tmp_path):
+    watched(lambda: (wait_for(0.6), time.sleep(0.8)))
+    (line,) = read_accounts(tmp_path)
+    assert line["event"] == "storage" and 0.4 < line["seconds"] < 1.2
 
 
 def test_an_outage_of_many_reads_is_two_lines(watched):
@@ -94,7 +102,7 @@ def test_what_a_process_that_was_killed_noted_is_no_wait_for_ever(watched, tmp_p
 import time
 from pathlib import Path
 from radioplat.data.storage import outage
-outage.note_waits_in(Path({str(tmp_path)!r}))
+outage.note_waits_in(Path({str(tmp_path / "data")!r}))
 with outage.StorageWait("/corpus/1.tar", time.monotonic(), 60.0) as wait:
     outage.FIRST_PAUSE_S = 100
     print("waits", flush=True)
@@ -103,13 +111,13 @@ with outage.StorageWait("/corpus/1.tar", time.monotonic(), 60.0) as wait:
     assert watched(lambda: time.sleep(0.2))[0] == []
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "waits\n"
-    while not outage.read_waits(tmp_path):
+    while not outage.read_waits(tmp_path / "data"):
         time.sleep(0.02)
     process.kill()
     process.communicate()
-    assert len(outage.read_waits(tmp_path)) == 1
+    assert len(outage.read_waits(tmp_path / "data")) == 1
     assert watched(lambda: time.sleep(0.3))[0] == []  # of an earlier start
-    assert outage.read_waits(tmp_path) == {}
+    assert outage.read_waits(tmp_path / "data") == {}
 
 
 def test_a_validation_that_waits_for_storage_does_not_hang(tmp_path):

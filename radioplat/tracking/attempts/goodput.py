@@ -20,12 +20,13 @@ from radioplat.tracking.table import Table
 from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 FILE, SUMMARY = "accounts.jsonl", "goodput.json"
-RUN, BEGIN, STEPS, END = "run", "begin", "steps", "end"  # events of accounts.jsonl
+RUN, BEGIN, STEPS, STORAGE, END = "run", "begin", "steps", "storage", "end"  # events of accounts.jsonl
 PARTS = ("useful", "skipped", "data", "teachers", "checkpoint", "validation")  # measured during an attempt
 _LABELS = {
     "useful": "useful steps",
     "skipped": "skipped steps",
     "data": "waiting for data",
+    "storage": "waiting for storage",
     "teachers": "waiting for teachers",
     "checkpoint": "checkpoints",
     "validation": "validation",
@@ -66,7 +67,7 @@ class Goodput:
 
     def share(self, part: str) -> float:
         """Return the share of an activity in the wall time."""
-        return self.seconds[part] / self.wall if self.wall else 0.0
+        return self.seconds.get(part, 0.0) / self.wall if self.wall else 0.0
 
     def kpi(self) -> dict[str, float]:
         """Return ``goodput/<part>`` as shares, and metrics of the whole run as ``run/<name>``."""
@@ -146,7 +147,7 @@ def compact(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
     """Compute the totals of lines; restarts have no cause yet."""
-    result = Goodput()
+    result, lines = Goodput(), list(lines)
     sessions = _sessions(lines)
     attempts = [attempt for session in sessions for attempt in session.attempts]
     for attempt, following in zip_longest(attempts, attempts[1:]):
@@ -160,6 +161,9 @@ def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
                 result.seconds[part] += done[part]
         elif attempt.lines:
             result.replayed += attempt.lines[-1]["samples"]
+    outages = sum(line["seconds"] for line in lines if line["event"] == STORAGE)
+    result.seconds["storage"] = min(outages, result.seconds["data"])  # the workers' queues of batches hide the rest
+    result.seconds["data"] -= result.seconds["storage"]
     for session in sessions:
         _spread(session, result, is_last=session is sessions[-1])
     result.seconds["other"] = max(0.0, result.wall - sum(v for k, v in result.seconds.items() if k != "other"))

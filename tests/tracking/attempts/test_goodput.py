@@ -60,6 +60,14 @@ def test_a_run_that_was_beaten_once():
     assert found.kpi()["run/images_per_s"] == pytest.approx(100 / 52)
 
 
+@pytest.mark.parametrize(("outage", "storage", "data"), [(2, 2, 1), (7, 3, 0)])
+def test_an_outage_is_waiting_for_storage_as_far_as_training_waited_for_data(outage, storage, data):
+    failing = {"event": "storage", "time": 18, "seconds": outage}
+    found = count([*BEATEN[:2], failing, *BEATEN[2:]])
+    assert (found.seconds["storage"], found.seconds["data"]) == (storage, data)
+    assert sum(found.seconds.values()) == found.wall == 52 and failing in compact([*BEATEN[:2], failing, *BEATEN[2:]])
+
+
 def test_a_pause_between_two_starts_is_not_wall_time():
     lines = [
         run(0),
