@@ -66,7 +66,7 @@ def judged(ledger: Path, samples: int, ids: int | None = None) -> dict[str, int 
 def _chain(path: Path) -> tuple[list[dict], int]:
     """All lines, and how many of them do not hold."""
     lines, wrong, before = [], 0, ""
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for text in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
             line = json.loads(text)
         except ValueError:  # half a line of a killed writer: the links show whether one is missing
