@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -28,16 +29,24 @@ def student_encoder(student: Student, num_tokens: int | None = None) -> Encoder:
         num_tokens: of a student with a sequence; None for all.
     """
     student = student.eval()
+    if isinstance(student.backbone, Radio1D):
+        student = _with_tokens(student, num_tokens)
     wanted = _BOTH | {"logits"} if student.architecture.num_classes else _BOTH
     device = next(student.parameters()).device
 
     @torch.inference_mode()
     def encode(images: torch.Tensor) -> Features:
-        if isinstance(student.backbone, Radio1D):
-            student.backbone.num_tokens = num_tokens
         return student(images.to(device), wanted).map(lambda t: t.float())
 
     return encode
+
+
+def _with_tokens(student: Student, num_tokens: int | None) -> Student:
+    """Return a student with the same tensors and another number of tokens; several are used at a time, in threads."""
+    own, backbone = copy.copy(student), copy.copy(student.backbone)
+    backbone.num_tokens = num_tokens
+    own._modules = {**student._modules, "backbone": backbone}
+    return own
 
 
 def in_precision(student: Student, dtype: torch.dtype) -> Student:
