@@ -102,6 +102,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "one_teacher": (BASE, []),
     "two_views": (BASE, _TWO_VIEWS),
     "two_views_a_step": ("two_views", [*_TWO_VIEWS, "dataset.train_dataset.views_per_step=2"]),
+    "rate_6e_3": (BASE, ["train.optim.lr=6e-3"]),
     "batch_8": (BASE, _batch(8)),
     "batch_8_same_rate": ("batch_8", _batch(8, 3e-3)),
     "batch_8_quarter_rate": ("batch_8", _batch(8, 3e-3 / 4)),
@@ -111,7 +112,7 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 }
 OF_ONE_STUDENT = {
     "vit": ("without_cpe", "without_registers", "rate_doubled", "rate_halved", "heads_faster", "heads_slower"),
-    "cnn": tuple(name for name in VARIANTS if name.startswith("batch_")),
+    "cnn": ("rate_6e_3", *(name for name in VARIANTS if name.startswith("batch_"))),
 }
 
 
