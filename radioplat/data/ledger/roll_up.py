@@ -216,7 +216,7 @@ def _copies(
     directory: Path, chain: Chain, move: Move, loose: Sequence[LedgerFile], finished: Sequence[LedgerFile]
 ) -> set[str]:
     """Return the names of files of a move that a killed process left, whose rows are all in windows or moved now."""
-    names = set(move.files) - {file.path.name for file in loose}
+    names = {name for name in move.files if name.startswith("consumed-")} - {file.path.name for file in loose}
     files = ledger_files([directory / name for name in names if (directory / name).exists()], Unreadable())
     copies = set()
     for file in files:

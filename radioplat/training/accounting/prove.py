@@ -89,7 +89,7 @@ def verdict(run: Run, checkpoint: Path, totals: Goodput | None) -> tuple[str, bo
     """
     ask = f"`radioplat ledger {run.folder}` shows it"
     try:
-        RunLedger(run).roll_up(checkpoint)
+        RunLedger(run).roll_up(checkpoint, alone=True)
         proof = prove_run(run.folder, run.spec.dataset)
     except (RadioplatError, OSError) as error:
         return f"the ledger was not compared with the order: {error}", False

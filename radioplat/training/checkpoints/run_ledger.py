@@ -43,8 +43,11 @@ class RunLedger:
     def _order(self) -> SampleOrder:
         return RunData.load(self._run.data_dir, self._run.spec.dataset.train_dataset).order
 
-    def roll_up(self, checkpoint: Path) -> None:
+    def roll_up(self, checkpoint: Path, alone: bool = False) -> None:
         """Compare the rows up to a committed checkpoint of this run with the order, and move them into windows.
+
+        Args:
+            alone: no worker runs, so that a later start of workers may have ended.
 
         Raises:
             RadioplatError: another run has taken the folder over, or a newer version wrote the ledger.
@@ -60,7 +63,7 @@ class RunLedger:
         def check() -> None:
             if (taken := check_lease(self._run.folder, self._run.lease)) is not None:
                 raise taken
-            if attempts.last > state["attempt"]:
+            if not alone and attempts.last > state["attempt"]:
                 raise TrainingError("a later start of the workers has the ledger now", where=str(self.folder))
 
         check()
@@ -89,7 +92,7 @@ class RunLedger:
         if (self.folder / CHAIN).exists():
             mirror.check_owner()
             copy_file(str(self.folder / CHAIN), f"{there}/{CHAIN}")
-        for name in sorted(self._copied - set(here)):
+        for name in sorted(name for name in self._copied - set(here) if _is_workers(name)):
             remove_file(f"{there}/{name}")
         self._copied = set(here)
 
@@ -118,7 +121,7 @@ class RunLedger:
             for name in names:
                 copy_file(f"{there}/{name}", str(aside / name))
             # Rows of workers' files that are in windows, too, were moved there before the copy was made.
-            Move(files=[name for name in names if "-r" in name]).write(aside)
+            Move(files=[name for name in names if _is_workers(name)]).write(aside)
             if self.folder.exists() and not {path.name for path in self.folder.iterdir()} <= _MADE_ANEW:
                 self.folder.rename(_unused(self.folder))
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -129,6 +132,11 @@ class RunLedger:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         return True
+
+
+def _is_workers(name: str) -> bool:
+    """Return True for a file of consumed rows that a worker wrote."""
+    return name.startswith("consumed-") and "-r" in name
 
 
 def _sizes(folder: str) -> dict[str, int]:
