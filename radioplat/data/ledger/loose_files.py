@@ -38,7 +38,7 @@ class Move:
 
     @classmethod
     def read(cls, directory: Path) -> Move:
-        """Read it; an empty one if there is no file, or a damaged one.
+        """Read it; an empty one if there is no file. If it is damaged, any worker's file may be one that is moved.
 
         Raises:
             OSError: it cannot be read.
@@ -47,8 +47,10 @@ class Move:
             content = json.loads((directory / MOVE).read_bytes())
             files, moved = ([str(name) for name in content[key]] for key in ("files", "moved"))
             return cls(str(content["mark"]), files, moved, content["done"] is True)
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
             return cls()
+        except (ValueError, KeyError, TypeError):
+            return cls(files=[path.name for path in directory.glob(_BY_WORKER)])
 
     def write(self, directory: Path) -> None:
         """Write it, and wait until it is on disk.

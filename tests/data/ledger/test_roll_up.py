@@ -425,3 +425,17 @@ def test_rejected_samples_are_merged_and_counted_once(tmp_path):
     roll(tmp_path, 4, 1)
     assert len(list(tmp_path.glob("rejected-a*"))) == 1
     assert prove(tmp_path, 4).unlearned == {"corrupt_image": 3}
+
+
+def test_a_torn_list_of_moved_files_counts_no_row_twice(tmp_path, kill_at):
+    write(tmp_path, 1, range(8), world=2)
+    kill_at(5)  # windows have their lines, and the workers' files are still there
+    with pytest.raises(Killed):
+        roll(tmp_path, 8, 1)
+    kill_at(None)
+    assert chain.Chain(tmp_path).windows and list(tmp_path.glob("consumed-a*-r*"))
+    path = tmp_path / loose_files.MOVE
+    path.write_bytes(path.read_bytes()[:20])
+    assert counted(tmp_path, 8, 1) == (48, 48, 0, 0, 0, 0, 0)
+    roll(tmp_path, 8, 1)
+    assert counted(tmp_path, 8, 1) == (48, 48, 0, 0, 0, 0, 0) and not list(tmp_path.glob("consumed-a*-r*"))
