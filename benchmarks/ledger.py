@@ -32,8 +32,9 @@ import pyarrow.parquet as pq
 from benchmarks.array_source import ArraySource
 from radioplat.common import terminal
 from radioplat.data.ledger.files import CONSUMED_SCHEMA
+from radioplat.data.ledger.lineage import Reached
 from radioplat.data.ledger.proof import prove
-from radioplat.data.ledger.roll_up import Ordered, Reached, roll_up
+from radioplat.data.ledger.roll_up import Ordered, roll_up
 from radioplat.data.order.order import SampleOrder
 
 IMAGES, SHARDS = 10_000_000, 5_000

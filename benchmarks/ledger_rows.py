@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from radioplat.data.ledger.ledger import CONSUMED_SCHEMA, lineage, read_rows
+from radioplat.data.ledger.ledger import CONSUMED_SCHEMA, read_rows
+from radioplat.data.ledger.lineage import guessed_parts
 
 
 def read_consumed(directory: str | Path) -> pa.Table:
@@ -17,7 +18,7 @@ def read_consumed(directory: str | Path) -> pa.Table:
 
 
 def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | None = None) -> pa.Table:
-    """Select the rows of the steps that led to the final checkpoint; see :func:`radioplat.data.ledger.ledger.lineage`.
+    """Select the rows that led to the final checkpoint; see :func:`radioplat.data.ledger.lineage.guessed_parts`.
 
     Args:
         consumed: of :func:`read_consumed`.
@@ -29,6 +30,6 @@ def effective(consumed: pa.Table, final_step: int | None = None, attempt: int | 
         a: (int(steps[attempts == a].min()), int(steps[attempts == a].max())) for a in np.unique(attempts).tolist()
     }
     keep = np.zeros(len(consumed), bool)
-    for number, start, stop in lineage(spans, None if final_step is None else final_step + 1, attempt):
+    for number, start, stop in guessed_parts(spans, None if final_step is None else final_step + 1, attempt):
         keep |= (attempts == number) & (steps >= start) & (steps < stop)
     return consumed.filter(pa.array(keep))

@@ -83,7 +83,7 @@ def ledger_files(paths: Iterable[Path], unreadable: Unreadable) -> list[LedgerFi
 
 def attempt_in(name: str) -> int:
     """Return the attempt that wrote the file ``name``."""
-    return int(name.split("-a")[1][:4])
+    return int(name.partition("-a")[2].partition("-")[0])
 
 
 def rows_of(

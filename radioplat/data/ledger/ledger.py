@@ -153,37 +153,10 @@ def _rejects(columns: list) -> pa.Table:
 
 
 def read_rejected(directory: str | Path) -> pa.Table:
-    """Read all samples that proved unusable at run time."""
-    return read_rows(directory, "rejected", REJECTED_SCHEMA)
-
-
-def lineage(
-    spans: dict[int, tuple[int, int]], steps: int | None = None, attempt: int | None = None
-) -> list[tuple[int, int, int]]:
-    """Find the steps that each attempt contributed to the final checkpoint, going backwards from it.
-
-    An attempt resumes from a checkpoint of an earlier attempt, which has run at least those steps.
-
-    Args:
-        spans: first and last recorded step of each attempt.
-        steps: number of steps of the final checkpoint; default: the last step of ``attempt``, plus 1.
-        attempt: the one that wrote it; default: the last.
-
-    Returns:
-        ``(attempt, start, stop)`` by ascending step, ``stop`` exclusive.
-    """
-    parts: list[tuple[int, int, int]] = []
-    stop = steps
-    for number in sorted(spans, reverse=True):
-        first, last = spans[number]
-        if attempt is not None and number > attempt:
-            continue
-        stop = last + 1 if stop is None else stop
-        # The checkpoint's own attempt is known: rows that it lacks are missing, not those of another attempt.
-        if first < stop and (last >= stop - 1 or number == attempt):
-            parts.append((number, first, stop))
-            stop = first
-    return parts[::-1]
+    """Read all samples that proved unusable at run time, each once, by attempt and step."""
+    rows = read_rows(directory, "rejected", REJECTED_SCHEMA)
+    order = [(name, "ascending") for name in ("attempt", "step", "position")]
+    return rows.group_by(rows.column_names).aggregate([]).select(rows.column_names).sort_by(order)
 
 
 def read_rows(directory: str | Path, kind: str, schema: pa.Schema) -> pa.Table:

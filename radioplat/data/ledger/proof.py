@@ -26,8 +26,9 @@ from radioplat.data.ledger.files import (
     rows_of,
 )
 from radioplat.data.ledger.ledger import REJECTED_SCHEMA
+from radioplat.data.ledger.lineage import Part, Reached, led_to, parts_of
 from radioplat.data.ledger.loose_files import loose_files
-from radioplat.data.ledger.roll_up import WINDOW_ROWS, Ordered, Part, Reached, led_to, parts_of
+from radioplat.data.ledger.roll_up import WINDOW_ROWS, Ordered
 
 FEWEST = 1000  # samples of which a share is taken at least, as by `training/guards/bad_samples.py`
 SHARE = 100  # one row in so many is read again

@@ -32,12 +32,12 @@ from radioplat.data.ledger.files import (
     write_tables,
     write_window,
 )
-from radioplat.data.ledger.ledger import REJECTED_SCHEMA, lineage
+from radioplat.data.ledger.ledger import REJECTED_SCHEMA
+from radioplat.data.ledger.lineage import Part, Reached, led_to, parts_of
 from radioplat.data.ledger.loose_files import MOVE, Move, is_unnamed, loose_files, uncovered
 from radioplat.data.loading.reader import Order
 
 WINDOW_ROWS = 1 << 21  # at most, in a window and in memory
-Part = tuple[int, int, int]  # attempt, first step, last step plus 1
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,6 @@ class Ordered:
     name: str
     global_batch: int
     first_step: int = 0
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A committed checkpoint.
-
-    Attributes:
-        steps: number of its steps.
-        attempt: the one that wrote it; None for the last with rows.
-        began: the step at which each attempt began, as far as known.
-    """
-
-    steps: int
-    attempt: int | None = None
-    began: tuple[tuple[int, int], ...] = ()
 
 
 def roll_up(
@@ -129,29 +114,6 @@ def roll_up(
     _remove_covered(directory, chain)
     _merge_rejected(directory)
     return windows
-
-
-def parts_of(chain: Chain, loose: Sequence[LedgerFile], first_step: int, reached: Reached) -> list[Part]:
-    """Return the steps from ``first_step`` on that led to a checkpoint, by the attempt that ran them."""
-    spans: dict[int, tuple[int, int]] = {}
-    rows = [(window.attempt, window.start, window.stop - 1) for window in chain.windows]
-    for number, first, last in [*rows, *((file.attempt, file.first, file.last) for file in loose)]:
-        low, high = spans.get(number, (first, last))
-        spans[number] = min(low, first), max(high, last)
-    for number, first in reached.began:  # the first rows may be lost
-        if number in spans or number == reached.attempt:
-            spans[number] = first, max(first - 1, spans.get(number, (0, -1))[1])
-    led = lineage(spans, reached.steps, reached.attempt)
-    return [(number, max(start, first_step), stop) for number, start, stop in led if stop > first_step]
-
-
-def led_to(window: Window, parts: Sequence[Part], first_step: int) -> bool:
-    """Return True if the steps of a window led to the checkpoint of ``parts``, or no other attempt ran them."""
-    if not parts or window.start < first_step:
-        return False
-    inside = any(number == window.attempt and start <= window.start and window.stop <= stop
-                 for number, start, stop in parts)  # fmt: skip
-    return inside or window.stop <= parts[0][1]
 
 
 def _first_abandoned(chain: Chain, parts: Sequence[Part], first_step: int) -> int | None:

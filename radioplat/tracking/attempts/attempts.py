@@ -59,10 +59,6 @@ class Attempts:
                 events.append(AttemptEvent(**fields))
         return events
 
-    def began(self) -> tuple[tuple[int, int], ...]:
-        """Return the number of each attempt, and the steps that were done when it began."""
-        return tuple({event.attempt: event.from_step for event in self.read() if event.event == "start"}.items())
-
     @property
     def last(self) -> int:
         """Number of the newest attempt, 0 before the first."""

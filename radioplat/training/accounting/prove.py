@@ -6,13 +6,12 @@ import contextlib
 from pathlib import Path
 
 from radioplat.data.ledger.proof import Proof, prove
-from radioplat.data.ledger.roll_up import Ordered, Reached
+from radioplat.data.ledger.roll_up import Ordered
 from radioplat.data.loading.run_data import RunData, differing_fields
 from radioplat.design.run import Run
 from radioplat.errors import DataError, RadioplatError
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.dataset import DatasetConfig
-from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.training.accounting.folder_versions import check_readable_run
 from radioplat.training.checkpoints.checkpoint import newest
@@ -72,7 +71,7 @@ def prove_run(folder: Path, dataset: DatasetConfig | None = None, full: bool = F
     return prove(
         folder / "ledger",
         Ordered(data.order, state.order_hash, global_batch, state.order_from),
-        Reached(state.global_step, state.attempt, Attempts(folder).began()),
+        state.reached,
         full=full,
         most_without_weight=dataset.max_bad_fraction,
     )

@@ -12,6 +12,7 @@ from torch import nn
 
 from radioplat.common import collectives
 from radioplat.common.terminal import note
+from radioplat.data.ledger.files import attempt_in
 from radioplat.design.run import Run
 from radioplat.errors import TrainingError
 from radioplat.models.weights.read import load_into
@@ -48,13 +49,16 @@ class Persistence:
     Every rank has one and calls its methods at the same steps.
     """
 
-    def __init__(self, run: Run, rank: int, world_size: int) -> None:
+    def __init__(self, run: Run, rank: int, world_size: int, attempt: int | None = None) -> None:
         """Choose the checkpoint to resume from and set :attr:`state`, the same on every rank.
+
+        Args:
+            attempt: the current one, for a roll-back in it; default: a new one.
 
         Raises:
             RadioplatError: on every rank, as raised by :func:`starting_point`, or if another run took over the folder.
         """
-        self._run, self._rank = run, rank
+        self._run, self._rank, self._attempt = run, rank, attempt
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
         self._moments_of: dict[str, torch.Tensor] = {}  # from the checkpoint, until they are restored
         self._frozen: dict[str, torch.Tensor] = {}
@@ -255,18 +259,16 @@ class Persistence:
         return chosen
 
     def _choose(self) -> tuple[Path | None, RunState]:
-        start = starting_point(self._run)
-        attempt = _attempts(self._run.folder) + 1
-        if start is None:
-            return None, RunState(order_hash=self._run.order_hash, order_fields=self._run.order_fields, attempt=attempt)
-        path, state = start
-        state.attempt = attempt
-        if state.order_hash != self._run.order_hash or path.parent.resolve() != self._run.folder.resolve():
+        path, state = starting_point(self._run) or (None, RunState(attempt=0))
+        attempt = self._attempt or max(_attempts(self._run.folder), state.attempt) + 1  # also of another machine
+        elsewhere = path is not None and path.parent.resolve() != self._run.folder.resolve()
+        if state.order_hash != self._run.order_hash or elsewhere:
             state.order_from = state.global_step
         elif state.global_step > state.order_from and not any(self._run.folder.glob("ledger/consumed-a*.parquet")):
             self._lost = f"the ledger of steps {state.order_from} to {state.global_step} is lost; it begins anew"
             state.order_from = state.global_step
         state.order_hash, state.order_fields = self._run.order_hash, self._run.order_fields
+        state.begin(attempt)
         return path, state
 
 
@@ -277,5 +279,5 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def _attempts(folder: Path) -> int:
     """Return the highest attempt number so far, from ``attempts.jsonl``, the logs and the ledger's files."""
-    consumed = (int(p.name.split("-a")[1][:4]) for p in (folder / "ledger").glob("consumed-a*.parquet"))
+    consumed = (attempt_in(path.name) for path in (folder / "ledger").glob("consumed-a*.parquet"))
     return max(begun(folder), Attempts(folder).last, *consumed, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from radioplat.data.ledger.chain import NAME as CHAIN
 from radioplat.data.ledger.chain import Chain
 from radioplat.data.ledger.loose_files import Move
-from radioplat.data.ledger.roll_up import Ordered, Reached, roll_up
+from radioplat.data.ledger.roll_up import Ordered, roll_up
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.order.order import SampleOrder
 from radioplat.data.storage.files import copy_file, list_files, remove_file
@@ -22,7 +22,7 @@ from radioplat.tracking.lease import check_lease
 from radioplat.tracking.record_versions import NAME as VERSIONS
 from radioplat.tracking.record_versions import Versions, prepare_folder, refuse_newer
 from radioplat.training.checkpoints.mirror import FIELD, Mirror, read_whole
-from radioplat.training.checkpoints.run_state import STATE
+from radioplat.training.checkpoints.run_state import STATE, RunState, current_state
 
 FOLDER = "ledger"
 _MADE_ANEW = {VERSIONS, "rejects.parquet"}  # by each start
@@ -55,20 +55,20 @@ class RunLedger:
         """
         if not any(self.folder.glob("consumed-a*-r*.parquet")):
             return
-        state = json.loads((checkpoint / STATE).read_bytes())
-        if state["order_hash"] != self._run.order_hash:
+        state = RunState(**current_state(json.loads((checkpoint / STATE).read_bytes())))
+        if state.order_hash != self._run.order_hash:
             return
         attempts = Attempts(self._run.folder)
 
         def check() -> None:
             if (taken := check_lease(self._run.folder, self._run.lease)) is not None:
                 raise taken
-            if not alone and attempts.last > state["attempt"]:
+            if not alone and attempts.last > state.attempt:
                 raise TrainingError("a later start of the workers has the ledger now", where=str(self.folder))
 
         check()
-        ordered = Ordered(self._order, state["order_hash"], self._run.spec.global_batch_size, state["order_from"])
-        roll_up(self.folder, ordered, Reached(state["global_step"], state["attempt"], attempts.began()), check)
+        ordered = Ordered(self._order, state.order_hash, self._run.spec.global_batch_size, state.order_from)
+        roll_up(self.folder, ordered, state.reached, check)
 
     def copy(self, mirror: Mirror) -> None:
         """Copy the files that the mirror lacks to ``ledger`` there.

@@ -8,6 +8,7 @@ from typing import Any
 
 from radioplat import __version__
 from radioplat.common.unknown_fields import unknown_fields
+from radioplat.data.ledger.lineage import Reached
 from radioplat.tracking.teacher_cost import TeacherCost
 
 SCHEMA = 1
@@ -26,6 +27,8 @@ class RunState:
         order_hash: hash of the sample order, computed from the fields in ``order_fields``.
         order_from: the step at which this order, and the ledger in the same folder, began: not 0 after
             ``train.restart_order`` and after a resume from another run's checkpoint.
+        starts: the attempts that led here, each with its first step, in order; empty if the run began with a version
+            that did not record them.
         optimizer_steps: weight updates; less than ``global_step`` if non-finite steps were skipped.
         recent_losses, rollbacks: state of :class:`radioplat.training.guards.loss_spikes.SpikeGuard`.
         teacher_cost: fields of ``TeacherCost`` by teacher, summed since the first start.
@@ -40,11 +43,26 @@ class RunState:
     order_hash: str = ""
     order_fields: dict[str, str] = field(default_factory=dict)
     order_from: int = 0
+    starts: list[list[int]] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     teacher_cost: dict[str, dict[str, float]] = field(default_factory=dict)
     recent_losses: list[float] = field(default_factory=list)
     rollbacks: int = 0
     schema: int = SCHEMA
+
+    @property
+    def reached(self) -> Reached:
+        """The steps and attempts that the ledger must have."""
+        return Reached(self.global_step, self.attempt, tuple((number, first) for number, first in self.starts))
+
+    def begin(self, attempt: int) -> None:
+        """Go on with these steps as another attempt; nothing changes if it is the one that wrote them."""
+        if self.starts and self.attempt == attempt:
+            return
+        known = self.starts or self.global_step == self.order_from
+        before = [start for start in self.starts if start[1] < self.global_step]
+        self.starts = [*before, [attempt, self.global_step]] if known else []
+        self.attempt = attempt
 
 
 def current_state(state: Any) -> Any:

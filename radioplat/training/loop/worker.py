@@ -96,8 +96,7 @@ def run_worker(
             worker.close()
             worker.engine.close()
             worker = None
-            persistence = Persistence(run, context.rank, context.world_size)  # the last one held the model
-            persistence.state.attempt = attempt
+            persistence = Persistence(run, context.rank, context.world_size, attempt)  # the last one held the model
             free_memory(context.device)
             worker = Trainer(run, context, persistence, *outer)
             worker.build_engine()

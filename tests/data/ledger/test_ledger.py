@@ -14,7 +14,8 @@ from benchmarks.ledger_rows import read_consumed
 from radioplat.data.batch import Batch, View
 from radioplat.data.index.build import build_index
 from radioplat.data.index.filters import REASONS, reject_codes
-from radioplat.data.ledger.ledger import Ledger, lineage, write_rejects
+from radioplat.data.ledger.ledger import Ledger, write_rejects
+from radioplat.data.ledger.lineage import guessed_parts
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource
 
 
@@ -62,11 +63,11 @@ def test_a_restarted_worker_writes_beside_what_it_left(tmp_path):
 def test_a_way_back_to_the_final_checkpoint():
     # Attempt 1 died in step 9; 2 went on from 6 and wrote 12; 3 went on from an older checkpoint, as 12 was not there.
     spans = {1: (0, 9), 2: (6, 13), 3: (6, 7)}
-    assert lineage(spans, 12, attempt=2) == [(1, 0, 6), (2, 6, 12)]
-    assert lineage(spans) == [(1, 0, 6), (3, 6, 8)]
-    assert lineage(spans, 5, attempt=1) == [(1, 0, 5)]
-    assert lineage({1: (4, 9)}, 12, attempt=1) == [(1, 4, 12)]  # what its rows lack is missing, not another's
-    assert lineage({}) == []
+    assert guessed_parts(spans, 12, attempt=2) == [(1, 0, 6), (2, 6, 12)]
+    assert guessed_parts(spans) == [(1, 0, 6), (3, 6, 8)]
+    assert guessed_parts(spans, 5, attempt=1) == [(1, 0, 5)]
+    assert guessed_parts({1: (4, 9)}, 12, attempt=1) == [(1, 4, 12)]  # what its rows lack is missing, not another's
+    assert guessed_parts({}) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=6))
@@ -79,7 +80,7 @@ def test_every_chain_of_starts_is_found_again(starts):
         chain = [(a, s, min(e, first)) for a, s, e in chain if s < first] + [(number, first, reached)]
     expected = [part for part in chain if part[1] < part[2]]
     if starts[-1][1]:
-        assert lineage(spans, reached, attempt=len(starts)) == expected
+        assert guessed_parts(spans, reached, attempt=len(starts)) == expected
 
 
 def test_checksums_see_one_changed_pixel():

@@ -14,7 +14,7 @@ from written_ledger import BATCH, ORDERED, write
 from radioplat.data.ledger import files as module
 from radioplat.data.ledger import proof as whole
 from radioplat.data.ledger.ledger import REJECTS_SCHEMA, Ledger
-from radioplat.data.ledger.roll_up import Reached
+from radioplat.data.ledger.lineage import Reached
 
 
 @pytest.fixture(autouse=True)

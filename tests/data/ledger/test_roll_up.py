@@ -20,7 +20,7 @@ from written_ledger import BATCH, ORDERED, Order, write
 
 from radioplat.data.ledger import chain, files, loose_files, proof, roll_up
 from radioplat.data.ledger.ledger import Ledger
-from radioplat.data.ledger.roll_up import Reached
+from radioplat.data.ledger.lineage import Reached
 from radioplat.errors import DataError
 from radioplat.tracking.record_versions import NewerRecord, Versions
 
@@ -36,12 +36,12 @@ def small(monkeypatch):
         monkeypatch.setattr(module, "BLOCK_ROWS", 10)
 
 
-def prove(folder, steps: int, attempt: int | None = None, ordered=ORDERED, began=(), **how):
-    return proof.prove(folder, ordered, Reached(steps, attempt, began), **how)
+def prove(folder, steps: int, attempt: int | None = None, ordered=ORDERED, starts=(), **how):
+    return proof.prove(folder, ordered, Reached(steps, attempt, starts), **how)
 
 
-def roll(folder, steps: int, attempt: int | None = None, ordered=ORDERED, began=(), **how):
-    return roll_up.roll_up(folder, ordered, Reached(steps, attempt, began), **how)
+def roll(folder, steps: int, attempt: int | None = None, ordered=ORDERED, starts=(), **how):
+    return roll_up.roll_up(folder, ordered, Reached(steps, attempt, starts), **how)
 
 
 def counted(folder, steps: int, attempt: int | None = None, **how) -> tuple:
@@ -101,10 +101,10 @@ STARTS = st.lists(
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(starts=STARTS)
 def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kill_at, starts):
-    folder, checkpoints, rows, began = tmp_path_factory.mktemp("ledger"), [0], 0, ()
+    folder, checkpoints, rows, led = tmp_path_factory.mktemp("ledger"), [0], 0, ()
     for attempt, (back, ahead, world, lost, rolls, end) in enumerate(starts, start=1):
         first = checkpoints[-1 - min(back, len(checkpoints) - 1)]
-        began = (*began, (attempt, first))
+        led = (*(start for start in led if start[1] < first), (attempt, first))
         checkpoints = [step for step in checkpoints if step <= first]
         for step in range(first, first + ahead + lost, 2):
             stop = min(step + 2, first + ahead + lost)
@@ -115,7 +115,7 @@ def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kil
             if rolls and checkpoints[-1] > first:
                 kill_at(end)
                 try:
-                    roll(folder, checkpoints[-1], attempt, began=began)
+                    roll(folder, checkpoints[-1], attempt, starts=led)
                 except Killed:
                     pass
                 kill_at(None)
@@ -123,18 +123,18 @@ def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kil
             return  # the last start saved nothing: no checkpoint is its own
     steps = checkpoints[-1]
     wanted = (steps * BATCH, steps * BATCH, 0, 0, 0, rows - steps * BATCH, 0)
-    for known in (began, ()):
-        assert counted(folder, steps, attempt, began=known) == wanted
-        assert counted(folder, steps, attempt, began=known, full=True) == wanted
+    for known in (led, ()):
+        assert counted(folder, steps, attempt, starts=known) == wanted
+        assert counted(folder, steps, attempt, starts=known, full=True) == wanted
     lines = folder / chain.NAME
     if lines.exists():  # without the lines the files tell the same
         lines.rename(folder / "lost")
-        assert counted(folder, steps, attempt, began=began) == wanted
+        assert counted(folder, steps, attempt, starts=led) == wanted
         (folder / "lost").rename(lines)
-    roll(folder, steps, attempt, began=began)
-    assert counted(folder, steps, attempt, began=began) == wanted
-    assert prove(folder, steps, attempt, began=began, full=True).holds
-    assert roll(folder, steps, attempt, began=began) == []  # nothing is left
+    roll(folder, steps, attempt, starts=led)
+    assert counted(folder, steps, attempt, starts=led) == wanted
+    assert prove(folder, steps, attempt, starts=led, full=True).holds
+    assert roll(folder, steps, attempt, starts=led) == []  # nothing is left
     assert not (folder / loose_files.MOVE).exists()
 
 
@@ -347,26 +347,26 @@ def test_the_first_rows_of_an_attempt_are_not_taken_from_the_one_before(tmp_path
     """Which had gone on beyond its checkpoint; where each attempt began is known."""
     write(tmp_path, 1, range(8))
     write(tmp_path, 2, range(4, 10))
-    began = ((1, 0), (2, 4))
-    assert counted(tmp_path, 10, 2, began=began) == (60, 60, 0, 0, 0, 24, 0)
+    led = ((1, 0), (2, 4))
+    assert counted(tmp_path, 10, 2, starts=led) == (60, 60, 0, 0, 0, 24, 0)
     next(p for p in sorted(tmp_path.glob("consumed-a0002*")) if pq.read_table(p)["step"][0].as_py() == 4).unlink()
-    assert counted(tmp_path, 10, 2, began=began) == (60, 48, 12, 0, 0, 24, 0)
-    roll(tmp_path, 10, 2, began=began)
-    assert counted(tmp_path, 10, 2, began=began) == (60, 48, 12, 0, 0, 24, 0)
+    assert counted(tmp_path, 10, 2, starts=led) == (60, 48, 12, 0, 0, 24, 0)
+    roll(tmp_path, 10, 2, starts=led)
+    assert counted(tmp_path, 10, 2, starts=led) == (60, 48, 12, 0, 0, 24, 0)
 
 
 def test_a_checkpoint_that_was_left_out_once_has_its_rows(tmp_path):
     """An attempt goes back before it, the next one goes on from it: rows of abandoned steps count again."""
     write(tmp_path, 1, range(8))
-    roll(tmp_path, 8, 1, began=((1, 0),))
+    roll(tmp_path, 8, 1, starts=((1, 0),))
     write(tmp_path, 2, range(4, 6))
-    roll(tmp_path, 6, 2, began=((1, 0), (2, 4)))
-    assert counted(tmp_path, 6, 2, began=((1, 0), (2, 4))) == (36, 36, 0, 0, 0, 24, 0)
+    roll(tmp_path, 6, 2, starts=((1, 0), (2, 4)))
+    assert counted(tmp_path, 6, 2, starts=((1, 0), (2, 4))) == (36, 36, 0, 0, 0, 24, 0)
     write(tmp_path, 3, range(8, 10))
-    began = ((1, 0), (2, 4), (3, 8))
+    led = ((1, 0), (3, 8))
     for _ in range(2):
-        assert counted(tmp_path, 10, 3, began=began) == (60, 60, 0, 0, 0, 12, 0)
-        roll(tmp_path, 10, 3, began=began)
+        assert counted(tmp_path, 10, 3, starts=led) == (60, 60, 0, 0, 0, 12, 0)
+        roll(tmp_path, 10, 3, starts=led)
 
 
 def test_a_proof_beside_a_run_that_goes_on(tmp_path):

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import radioplat
+from radioplat.data.ledger.lineage import Reached
 from radioplat.errors import WeightsError
 from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.models.heads import HeadArchitecture
@@ -412,3 +413,19 @@ def test_what_is_still_being_written_does_not_count(write, tmp_path):
 def test_no_moments_yet(student, tmp_path):
     folder = commit(tmp_path, snapshot("model_epoch_000", student, student.state_dict(), {}, RunState()))
     assert newest(tmp_path)[0] == folder and read_checkpoint(folder)[1] == {}
+
+
+def test_a_state_knows_which_attempts_led_to_it():
+    """Not those that began where a later one began, too; and nothing is made up for a run that did not record them."""
+    state = RunState()
+    for attempt, steps in ((1, 4), (2, 4), (3, 9), (3, 12), (7, 12)):
+        state.begin(attempt)
+        state.global_step = steps
+    assert state.starts == [[1, 0], [3, 4], [7, 12]]
+    assert state.reached == Reached(12, 7, ((1, 0), (3, 4), (7, 12)))
+    old = RunState(global_step=6, attempt=2)
+    old.begin(3)
+    assert old.starts == [] and old.attempt == 3
+    old.order_from = 6  # another order, or another folder, begins here
+    old.begin(4)
+    assert old.starts == [[4, 6]]

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from written_ledger import BATCH, ORDERED, write
 
+from radioplat.data.ledger.lineage import Reached
 from radioplat.data.ledger.proof import prove
-from radioplat.data.ledger.roll_up import Reached, roll_up
+from radioplat.data.ledger.roll_up import roll_up
 from radioplat.errors import TrainingError
 from radioplat.training.checkpoints import run_ledger
 from radioplat.training.checkpoints.mirror import Mirror
