@@ -56,7 +56,8 @@ def everything(worker) -> dict[str, torch.Tensor | float | str]:
     walk(worker.hooks.batchnorm, "running", found)
     walk(worker.hooks.targets, "targets", found)
     state = dataclasses.asdict(worker.state)
-    found["state"] = json.dumps({k: v for k, v in state.items() if k not in ("attempt", "starts", "world_size")}, sort_keys=True)
+    own = ("attempt", "starts", "world_size")
+    found["state"] = json.dumps({k: v for k, v in state.items() if k not in own}, sort_keys=True)
     return found
 
 

@@ -59,7 +59,8 @@ class Chain:
     """The lines of one ledger.
 
     Attributes:
-        windows: those that stand, by ascending step.
+        windows: those that stand and whose file is there, by ascending step.
+        missing: those that stand and whose file is not there.
         broken: why the lines cannot be trusted, and there are no windows; empty if each follows the one before.
         hashes: of the lines, in order.
     """
@@ -72,6 +73,7 @@ class Chain:
         """
         self.path = directory / NAME
         self.windows: list[Window] = []
+        self.missing: list[Window] = []
         self.broken = ""
         self.hashes: list[str] = []
         for number, line in enumerate(read_lines(self.path), start=1):
@@ -83,6 +85,8 @@ class Chain:
                 self.broken = f"line {number} was changed, or the line before it was removed"
                 self.windows = []
                 return
+        self.missing = [window for window in self.windows if not (directory / window.file).exists()]
+        self.windows = [window for window in self.windows if window not in self.missing]
 
     @property
     def files(self) -> set[str]:
@@ -119,7 +123,7 @@ class Chain:
         """Add a line that is in the file; return False if its fields are not those of a line."""
         if line.get("kind") == WINDOW:
             values = {each.name: line.get(each.name) for each in fields(Window)}
-            if not all(isinstance(values[each.name], _KINDS[str(each.type)]) for each in fields(Window)):
+            if not all(type(values[each.name]) is _KINDS[str(each.type)] for each in fields(Window)):
                 return False
             self.windows.append(Window(**values))  # type: ignore[arg-type]
             self.windows.sort(key=lambda window: window.start)

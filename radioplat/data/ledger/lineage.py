@@ -34,7 +34,7 @@ def parts_of(chain: Chain, loose: Sequence[LedgerFile], first_step: int, reached
         led = [(number, first, stop) for (number, first), stop in zip(reached.starts, stops, strict=True)]
     else:
         spans: dict[int, tuple[int, int]] = {}
-        rows = [(window.attempt, window.start, window.stop - 1) for window in chain.windows]
+        rows = [(window.attempt, window.start, window.stop - 1) for window in (*chain.windows, *chain.missing)]
         for number, first, last in [*rows, *((file.attempt, file.first, file.last) for file in loose)]:
             low, high = spans.get(number, (first, last))
             spans[number] = min(low, first), max(high, last)

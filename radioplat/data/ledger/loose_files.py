@@ -17,7 +17,7 @@ from radioplat.data.ledger.chain import Chain
 from radioplat.data.ledger.files import LedgerFile, Steps, Unreadable, count_rows, ledger_files
 
 MOVE = "moving.json"
-_BY_WORKER, _OF_WINDOW, _ABANDONED = "consumed-a*-r*.parquet", "consumed-a*-s*.parquet", "abandoned-a*.parquet"
+BY_WORKER, _OF_WINDOW, ABANDONED = "consumed-a*-r*.parquet", "consumed-a*-s*.parquet", "abandoned-a*.parquet"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Move:
         except FileNotFoundError:
             return cls()
         except (ValueError, KeyError, TypeError):
-            return cls(files=[path.name for path in directory.glob(_BY_WORKER)])
+            return cls(files=[path.name for path in directory.glob(BY_WORKER)])
 
     def write(self, directory: Path) -> None:
         """Write it, and wait until it is on disk.
@@ -82,12 +82,12 @@ def loose_files(directory: Path, chain: Chain, unreadable: Unreadable) -> list[L
         return replace(file, elsewhere=tuple(near))
 
     removed = set(move.moved)
-    by_worker = [path for path in directory.glob(_BY_WORKER) if path.name not in removed]
+    by_worker = [path for path in directory.glob(BY_WORKER) if path.name not in removed]
     files = [
         without_windows(file) if file.path.name in moving else file for file in ledger_files(by_worker, unreadable)
     ]
     # Files of abandoned steps count once all rows are in them.
-    abandoned = [path for path in directory.glob(_ABANDONED) if move.done or not _has_mark(path, move.mark)]
+    abandoned = [path for path in directory.glob(ABANDONED) if move.done or not _has_mark(path, move.mark)]
     files += [without_windows(file) for file in ledger_files(abandoned, unreadable)]
     unnamed = [path for path in directory.glob(_OF_WINDOW) if path.name not in chain.files | removed]
     files = _with_unnamed(files, [without_windows(file) for file in ledger_files(unnamed, unreadable)], unreadable)
@@ -112,6 +112,16 @@ def _with_unnamed(files: list[LedgerFile], unnamed: list[LedgerFile], unreadable
 def is_unnamed(name: str) -> bool:
     """Return True if ``name`` is that of a window's file; of those that are loose no line of the chain has the name."""
     return fnmatch(name, _OF_WINDOW)
+
+
+def is_abandoned(name: str) -> bool:
+    """Return True if ``name`` is that of a file of abandoned steps."""
+    return fnmatch(name, ABANDONED)
+
+
+def is_by_worker(name: str) -> bool:
+    """Return True if ``name`` is that of a file of consumed rows that a worker wrote."""
+    return fnmatch(name, BY_WORKER)
 
 
 def _has_mark(path: Path, mark: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +126,7 @@ def prove(
         except FileNotFoundError:
             if attempt == _TRIES - 1:
                 raise
+            time.sleep(0.1 * 2**attempt)
             continue
         if proof.holds or Chain(Path(directory)).hashes == before:
             return proof
@@ -138,6 +140,7 @@ def _prove(directory: Path, ordered: Ordered, reached: Reached, most_without_wei
     chain = Chain(directory)
     if chain.broken:
         proof.unreadable[chain.path] = f"{chain.broken}; every row is compared"
+    proof.unreadable.update({directory / window.file: "it is missing" for window in chain.missing})
     loose = loose_files(directory, chain, proof.unreadable)
     proof.attempts = parts_of(chain, loose, first_step, reached)
     windows = [
@@ -146,11 +149,7 @@ def _prove(directory: Path, ordered: Ordered, reached: Reached, most_without_wei
         if window.order == ordered.name and window.stop <= reached.steps and led_to(window, proof.attempts, first_step)
     ]
     own = {window.file for window in windows}
-    for window in chain.windows:
-        if window.file not in own and (directory / window.file).exists():
-            loose += ledger_files([directory / window.file], proof.unreadable)
-        elif window.file not in own:
-            proof.unreadable[directory / window.file] = "it is missing"
+    loose += ledger_files((directory / name for name in sorted(chain.files - own)), proof.unreadable)
     chosen = _chosen(windows, full)
     in_windows, place = 0, first_step
     for window in windows:
@@ -190,18 +189,14 @@ def _chosen(windows: Sequence[Window], full: bool) -> dict[str, list[int]]:
 
 def _compare_window(proof: Proof, path: Path, window: Window, ordered: Ordered, blocks: Sequence[int]) -> None:
     """Add a window: all its samples, if the chosen row groups of its file are as they were written."""
-    try:
-        changed = proof.unreadable.read(path, lambda path: _changed(path, window, ordered, blocks))
-    except FileNotFoundError:
-        changed = "it is missing"
+    changed = proof.unreadable.read(path, lambda path: _changed(path, window, ordered, blocks))
     if changed == "":
         proof.add(Comparison(window.rows))
         proof.checked += sum(min(BLOCK_ROWS, window.rows - number * BLOCK_ROWS) for number in blocks)
         return
     if changed is not None:
         proof.unreadable[path] = changed
-    files = ledger_files([path], Unreadable()) if path.exists() else []
-    rows = rows_of(files, window.attempt, window.steps, Unreadable(), COMPARED)
+    rows = rows_of(ledger_files([path], Unreadable()), window.attempt, window.steps, Unreadable(), COMPARED)
     proof.add(compare(rows, ordered.order, ordered.global_batch, *window.steps))
     proof.checked += len(rows)
 

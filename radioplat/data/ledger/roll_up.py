@@ -34,7 +34,16 @@ from radioplat.data.ledger.files import (
 )
 from radioplat.data.ledger.ledger import REJECTED_SCHEMA
 from radioplat.data.ledger.lineage import Part, Reached, led_to, parts_of
-from radioplat.data.ledger.loose_files import MOVE, Move, is_unnamed, loose_files, uncovered
+from radioplat.data.ledger.loose_files import (
+    ABANDONED,
+    MOVE,
+    Move,
+    is_abandoned,
+    is_by_worker,
+    is_unnamed,
+    loose_files,
+    uncovered,
+)
 from radioplat.data.loading.reader import Order
 
 WINDOW_ROWS = 1 << 21  # at most, in a window and in memory
@@ -86,14 +95,18 @@ def roll_up(
         chain.reopen(step)
         loose = loose_files(directory, chain, unreadable)
     standing = [(window.attempt, *window.steps) for window in chain.windows]
+    extra = {file.path for file in loose if _rows_in(file, standing, unreadable)}  # beyond those of a window: they stay
     over = [
         file
         for file in loose
-        if _has_no_later_rows(file, reached, parts)
+        if file.path not in extra
         and file.first >= ordered.first_step
-        and not _rows_in(file, standing, unreadable)  # rows beyond those of a window stay where they are
+        and _has_no_later_rows(file, loose, reached, parts)
     ]
-    move = Move(uuid.uuid4().hex[:8], sorted({file.path.name for file in over} | set(Move.read(directory).files)))
+    read = [file for file in loose if file.path not in extra and is_by_worker(file.path.name) and _meets(file, parts)]
+    names = {file.path.name for file in (*over, *read)} | set(Move.read(directory).files)
+    move = Move(uuid.uuid4().hex[:8], sorted(names))
+    check()
     move.write(directory)
     windows: list[Window] = []
     open_steps: list[Part] = []
@@ -125,12 +138,21 @@ def _first_abandoned(chain: Chain, parts: Sequence[Part], first_step: int) -> in
     return None
 
 
-def _has_no_later_rows(file: LedgerFile, reached: Reached, parts: Sequence[Part]) -> bool:
-    """Return True if no row of a file may be of steps that lead to a later checkpoint."""
-    last = parts[-1][0] if parts else 0
-    mine = file.attempt == (reached.attempt or last)
-    moves = not file.path.name.startswith("abandoned-")
-    return moves and (file.last < reached.steps if mine else file.attempt < (reached.attempt or last))
+def _meets(file: LedgerFile, parts: Sequence[Part]) -> bool:
+    """Return True if a file may have rows of one of the parts."""
+    return any(file.attempt == number and file.first < stop and start <= file.last for number, start, stop in parts)
+
+
+def _has_no_later_rows(file: LedgerFile, loose: Sequence[LedgerFile], reached: Reached, parts: Sequence[Part]) -> bool:
+    """Return True if no row of a file may be of steps that lead to a later checkpoint, so that it can be moved.
+
+    A file of abandoned steps moves only if a window with some of its rows was taken back.
+    """
+    last = reached.attempt or (parts[-1][0] if parts else 0)
+    if is_abandoned(file.path.name):
+        taken_back = [each for each in loose if each.attempt == file.attempt and is_unnamed(each.path.name)]
+        return any(each.first <= file.last and file.first <= each.last for each in taken_back)
+    return file.last < reached.steps if file.attempt == last else file.attempt < last
 
 
 def _steps_without_window(chain: Chain, parts: Sequence[Part], global_batch: int) -> Iterator[Part]:
@@ -177,8 +199,9 @@ def _write_abandoned(
 def _copies(
     directory: Path, chain: Chain, move: Move, loose: Sequence[LedgerFile], finished: Sequence[LedgerFile]
 ) -> set[str]:
-    """Return the names of files of a move that a killed process left, whose rows are all in windows or moved now."""
-    names = {name for name in move.files if name.startswith("consumed-")} - {file.path.name for file in loose}
+    """Return the names of files that do not count, since all their rows are in windows, or in files that move now."""
+    names = set(move.files) | {path.name for path in directory.glob(ABANDONED) if move.mark not in path.name}
+    names -= {file.path.name for file in loose}
     files = ledger_files([directory / name for name in names if (directory / name).exists()], Unreadable())
     copies = set()
     for file in files:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -86,7 +87,7 @@ def kill_at(monkeypatch):
 
 STARTS = st.lists(
     st.tuples(
-        st.integers(0, 3),  # checkpoints that it goes back
+        st.integers(0, 5),  # checkpoints that it goes back, of all that there ever were
         st.integers(1, 9),  # steps that it runs
         st.integers(1, 3),  # workers
         st.integers(0, 2),  # steps after its last checkpoint
@@ -94,47 +95,48 @@ STARTS = st.lists(
         st.one_of(st.none(), st.integers(0, 9)),  # the file operation at which the process is killed
     ),
     min_size=1,
-    max_size=4,
+    max_size=5,
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(starts=STARTS)
 def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kill_at, starts):
-    folder, checkpoints, rows, led = tmp_path_factory.mktemp("ledger"), [0], 0, ()
+    """Each start goes on from any checkpoint that there ever was, also from one that was left out before."""
+    folder, rows = tmp_path_factory.mktemp("ledger"), 0
+    checkpoints: list[tuple[int, tuple]] = [(0, ())]  # steps, and the attempts that led there with their first steps
     for attempt, (back, ahead, world, lost, rolls, end) in enumerate(starts, start=1):
-        first = checkpoints[-1 - min(back, len(checkpoints) - 1)]
+        first, led = checkpoints[-1 - min(back, len(checkpoints) - 1)]
         led = (*(start for start in led if start[1] < first), (attempt, first))
-        checkpoints = [step for step in checkpoints if step <= first]
+        newest = None
         for step in range(first, first + ahead + lost, 2):
             stop = min(step + 2, first + ahead + lost)
             write(folder, attempt, range(step, stop), world)
             rows += (stop - step) * BATCH
             if stop <= first + ahead:
-                checkpoints.append(stop)
-            if rolls and checkpoints[-1] > first:
+                newest = stop
+                checkpoints.append((newest, led))
+            if rolls and newest is not None:
                 kill_at(end)
                 try:
-                    roll(folder, checkpoints[-1], attempt, starts=led)
+                    roll(folder, newest, attempt, starts=led)
                 except Killed:
                     pass
                 kill_at(None)
-        if checkpoints[-1] == first:
+        if newest is None:
             return  # the last start saved nothing: no checkpoint is its own
-    steps = checkpoints[-1]
-    wanted = (steps * BATCH, steps * BATCH, 0, 0, 0, rows - steps * BATCH, 0)
-    for known in (led, ()):
-        assert counted(folder, steps, attempt, starts=known) == wanted
-        assert counted(folder, steps, attempt, starts=known, full=True) == wanted
+    wanted = (newest * BATCH, newest * BATCH, 0, 0, 0, rows - newest * BATCH, 0)
+    for full in (False, True):
+        assert counted(folder, newest, attempt, starts=led, full=full) == wanted
     lines = folder / chain.NAME
     if lines.exists():  # without the lines the files tell the same
         lines.rename(folder / "lost")
-        assert counted(folder, steps, attempt, starts=led) == wanted
+        assert counted(folder, newest, attempt, starts=led) == wanted
         (folder / "lost").rename(lines)
-    roll(folder, steps, attempt, starts=led)
-    assert counted(folder, steps, attempt, starts=led) == wanted
-    assert prove(folder, steps, attempt, starts=led, full=True).holds
-    assert roll(folder, steps, attempt, starts=led) == []  # nothing is left
+    roll(folder, newest, attempt, starts=led)
+    assert counted(folder, newest, attempt, starts=led) == wanted
+    assert prove(folder, newest, attempt, starts=led, full=True).holds
+    assert roll(folder, newest, attempt, starts=led) == []  # nothing is left
     assert not (folder / loose_files.MOVE).exists()
 
 
@@ -437,5 +439,19 @@ def test_a_torn_list_of_moved_files_counts_no_row_twice(tmp_path, kill_at):
     path = tmp_path / loose_files.MOVE
     path.write_bytes(path.read_bytes()[:20])
     assert counted(tmp_path, 8, 1) == (48, 48, 0, 0, 0, 0, 0)
+    roll(tmp_path, 8, 1)
+    assert counted(tmp_path, 8, 1) == (48, 48, 0, 0, 0, 0, 0) and not list(tmp_path.glob("consumed-a*-r*"))
+
+
+def test_workers_files_that_are_brought_back_replace_a_window_that_was_lost(tmp_path):
+    write(tmp_path, 1, range(8), world=2)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.parquet")}
+    roll(tmp_path, 8, 1)
+    sorted(tmp_path.glob("consumed-a*-s*"))[0].unlink()
+    assert prove(tmp_path, 8, 1).missing == 4 * BATCH
+    kept = {name for name in before if pq.read_table(pa.BufferReader(before[name]))["step"][0].as_py() < 4}
+    for name in kept:
+        (tmp_path / name).write_bytes(before[name])
+    assert prove(tmp_path, 8, 1).holds
     roll(tmp_path, 8, 1)
     assert counted(tmp_path, 8, 1) == (48, 48, 0, 0, 0, 0, 0) and not list(tmp_path.glob("consumed-a*-r*"))
