@@ -121,7 +121,7 @@ def _run_alone(
             catch_up(run, checkpoint)
             lines = [line]
             ledger, mirror = RunLedger(run), mirror_of(run.spec, run.task)
-            if checkpoint is not None and mirror is not None and ledger.recover(mirror):
+            if checkpoint is not None and mirror is not None and ledger.recover(mirror, checkpoint[1]):
                 lines.append(f"the ledger was copied from {spec.train.checkpoint_dir}")
             keep_data(run, prepared.data)
             for line in lines:

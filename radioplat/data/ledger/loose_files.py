@@ -15,6 +15,7 @@ from pathlib import Path
 from radioplat.common.atomic_files import sync_folder, written_aside
 from radioplat.data.ledger.chain import Chain
 from radioplat.data.ledger.files import LedgerFile, Steps, Unreadable, count_rows, ledger_files
+from radioplat.data.ledger.lineage import Reached, parts_of
 
 MOVE = "moving.json"
 BY_WORKER, _OF_WINDOW, ABANDONED = "consumed-a*-r*.parquet", "consumed-a*-s*.parquet", "abandoned-a*.parquet"
@@ -140,6 +141,23 @@ def _is_covered(file: LedgerFile) -> bool:
             return False
         place = max(place, stop)
     return place > file.last
+
+
+def missing_steps(directory: Path, first_step: int, reached: Reached) -> int:
+    """Return how many of the steps that led to a checkpoint have no row in a ledger, as far as the footers tell.
+
+    Raises:
+        OSError: the storage fails.
+    """
+    chain, unreadable = Chain(directory), Unreadable()
+    loose = loose_files(directory, chain, unreadable)
+    parts = parts_of(chain, loose, first_step, reached)
+    lacking = sum(stop - start for start, stop in uncovered((first_step, reached.steps), [part[1:] for part in parts]))
+    for number, *steps in parts:
+        there = [window.steps for window in chain.windows if window.attempt == number]
+        there += [(file.first, file.last + 1) for file in loose if file.attempt == number]
+        lacking += sum(stop - start for start, stop in uncovered((steps[0], steps[1]), there))
+    return lacking
 
 
 def uncovered(steps: Steps, ranges: Sequence[Steps]) -> list[Steps]:

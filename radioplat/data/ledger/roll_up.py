@@ -36,6 +36,7 @@ from radioplat.data.ledger.ledger import REJECTED_SCHEMA
 from radioplat.data.ledger.lineage import Part, Reached, led_to, parts_of
 from radioplat.data.ledger.loose_files import (
     ABANDONED,
+    BY_WORKER,
     MOVE,
     Move,
     is_abandoned,
@@ -210,6 +211,25 @@ def _copies(
         if not uncovered((file.first, file.last + 1), elsewhere):
             copies.add(file.path.name)
     return copies
+
+
+def clear_copies(directory: Path) -> None:
+    """Remove workers' files from a copy of a ledger whose rows are in windows or files of abandoned steps there, too.
+
+    The copy has no ``moving.json``: files that were moved may be in it still, beside those that they were moved to.
+
+    Raises:
+        OSError: a file cannot be read or removed.
+    """
+    chain, unreadable = Chain(directory), Unreadable()
+    by_worker = [path.name for path in directory.glob(BY_WORKER)]
+    Move(files=by_worker).write(directory)
+    abandoned = ledger_files(directory.glob(ABANDONED), unreadable)
+    for file in ledger_files((directory / name for name in by_worker), unreadable):
+        elsewhere = [window.steps for window in chain.windows if window.attempt == file.attempt]
+        elsewhere += [(each.first, each.last + 1) for each in abandoned if each.attempt == file.attempt]
+        if not uncovered((file.first, file.last + 1), elsewhere):
+            file.path.unlink()
 
 
 def _finish(directory: Path) -> None:

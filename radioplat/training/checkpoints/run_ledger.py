@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from radioplat.data.ledger.chain import NAME as CHAIN
-from radioplat.data.ledger.chain import Chain
-from radioplat.data.ledger.loose_files import Move
-from radioplat.data.ledger.roll_up import Ordered, roll_up
+from radioplat.data.ledger.loose_files import is_by_worker, missing_steps
+from radioplat.data.ledger.roll_up import Ordered, clear_copies, roll_up
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.order.order import SampleOrder
 from radioplat.data.storage.files import copy_file, list_files, remove_file
@@ -53,7 +52,7 @@ class RunLedger:
             RadioplatError: another run has taken the folder over, or a newer version wrote the ledger.
             OSError: a file cannot be read or written; a later call goes on where this one ended.
         """
-        if not any(self.folder.glob("consumed-a*-r*.parquet")):
+        if not any(self.folder.glob("consumed-a*.parquet")):
             return
         state = RunState(**current_state(json.loads((checkpoint / STATE).read_bytes())))
         if state.order_hash != self._run.order_hash:
@@ -92,14 +91,17 @@ class RunLedger:
         if (self.folder / CHAIN).exists():
             mirror.check_owner()
             copy_file(str(self.folder / CHAIN), f"{there}/{CHAIN}")
-        for name in sorted(name for name in self._copied - set(here) if _is_workers(name)):
+        for name in sorted(name for name in self._copied - set(here) if is_by_worker(name)):
             remove_file(f"{there}/{name}")
         self._copied = set(here)
 
-    def recover(self, mirror: Mirror) -> bool:
-        """Copy it from the mirror if the run's folder has lost its own, or has an older one; return True if copied.
+    def recover(self, mirror: Mirror, state: RunState) -> bool:
+        """Copy it from the mirror if that one has more of the steps that led to a checkpoint; return True if copied.
 
-        An older one is kept beside it, as ``ledger_replaced_N``.
+        What was here is kept beside it, as ``ledger_replaced_N``.
+
+        Args:
+            state: of the checkpoint that the run goes on from.
 
         Raises:
             NewerRecord: a newer version wrote the copy; nothing is copied.
@@ -107,21 +109,19 @@ class RunLedger:
         """
         there, aside = f"{mirror.folder}/{FOLDER}", self.folder.with_name(f".{FOLDER}.partial")
         try:
-            shutil.rmtree(aside, ignore_errors=True)
-            names = _sizes(there)
+            lacking = missing_steps(self.folder, state.order_from, state.reached)
+            names = _sizes(there) if lacking else {}
+            if not names:
+                return False
             if VERSIONS in names:
                 path = f"{there}/{VERSIONS}"
                 refuse_newer(Versions.from_json(read_whole(path), path), path)
-            if CHAIN in names:
-                copy_file(f"{there}/{CHAIN}", str(aside / CHAIN))
-            mine, theirs = Chain(self.folder).hashes, Chain(aside).hashes
-            lost = not any(self.folder.glob("consumed-a*.parquet"))
-            if not names or not (lost or (mine == theirs[: len(mine)] and len(mine) < len(theirs))):
-                return False
+            shutil.rmtree(aside, ignore_errors=True)
             for name in names:
                 copy_file(f"{there}/{name}", str(aside / name))
-            # Rows of workers' files that are in windows, too, were moved there before the copy was made.
-            Move(files=[name for name in names if _is_workers(name)]).write(aside)
+            clear_copies(aside)
+            if missing_steps(aside, state.order_from, state.reached) >= lacking:
+                return False
             if self.folder.exists() and not {path.name for path in self.folder.iterdir()} <= _MADE_ANEW:
                 self.folder.rename(_unused(self.folder))
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -132,11 +132,6 @@ class RunLedger:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         return True
-
-
-def _is_workers(name: str) -> bool:
-    """Return True for a file of consumed rows that a worker wrote."""
-    return name.startswith("consumed-") and "-r" in name
 
 
 def _sizes(folder: str) -> dict[str, int]:
