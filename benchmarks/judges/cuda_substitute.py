@@ -47,17 +47,24 @@ class Counts:
     """Bytes and errors since the last :meth:`clear`, and the threads that chose their device."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.training = threading.get_ident()
         self.chosen: set[str] = set()
         self.clear()
 
     def clear(self) -> None:
         """Begin to count; tensors that are there already, such as weights, are not expected to end."""
-        _known.clear()
-        self.bytes: Counter[tuple[str, ...]] = Counter()
-        self.errors: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()
+        with self._lock:
+            _known.clear()
+            self.bytes: Counter[tuple[str, ...]] = Counter()
+            self.errors: Counter[str] = Counter()
+            self.waits: Counter[str] = Counter()
+
+    def check(self, what: str, is_wrong: Callable[[], bool]) -> None:
+        """Count an error of order if ``is_wrong``: no :meth:`clear` of another thread comes between them."""
+        with self._lock:
+            if is_wrong():
+                self.wrong(what)
 
     def copied(self, direction: str, size: int, pinned: bool, waits: bool) -> None:
         """Count a copy: ``direction`` is ``to_device`` or ``to_host``; ``waits``: the host waits until it is done."""
@@ -211,8 +218,9 @@ def _check_order(tensor: torch.Tensor, stream: Stream) -> None:
     writer, number = _written.get(_key(tensor), (stream.id, 0))
     if writer != stream.id and max(stream.clock[writer], HOST.clock[writer]) < number:
         COUNTS.wrong("read on a stream that does not wait for the one that wrote it")
-    if stream.id not in _known.get(_key(tensor), {stream.id}):
-        COUNTS.wrong("used on a stream without record_stream")
+    COUNTS.check(
+        "used on a stream without record_stream", lambda: stream.id not in _known.get(_key(tensor), {stream.id})
+    )
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
