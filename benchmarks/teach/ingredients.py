@@ -1,11 +1,11 @@
 """What each ingredient of the recipe is worth to a student from random weights, at a budget where it can be seen.
 
 ``python -m benchmarks.teach.ingredients [--student vit] [--seeds 1 2 3] [--only NAME ...] [--folder results/teach]
-[--answers DIR] [--minutes M]``. A ``radio_vit_tiny_patch16`` of six blocks, or with ``--student cnn`` a
-``mobilenetv3_small_100``, is taught by tf_efficientnet_lite0 (summary and map) and tf_efficientnet_lite2 (map) on two
-passes over the 12,000 crops of `benchmarks.teach.corpora`. A variant changes one thing of ``base``, or of the variant
-that it names. Seeds are those of the weights and draws; the order and the views of the images are the same for all, so
-that teachers compute each view once. Two runs at a time, a thread each.
+[--answers DIR] [--minutes M]``. A ``radio_vit_tiny_patch16`` of six blocks is taught by tf_efficientnet_lite0 (summary
+and map) and tf_efficientnet_lite2 (map) on two passes over the 12,000 crops of `benchmarks.teach.corpora`; ``--student
+cnn`` is a ``mobilenetv3_small_100``, ``resnet`` a ``resnet10t``. A variant changes one thing of ``base``, or of the
+variant that it names. Seeds are those of the weights and draws; the order and the views of the images are the same for
+all, so that teachers compute each view once. Two runs at a time, a thread each.
 
 ``--answers`` keeps what each student answered to the judge's probes, some kilobytes a run, and a run whose answers are
 there is not run again (``--answers docs/receipts/ingredients`` goes on from those of docs/recipe.md). What was
@@ -42,7 +42,10 @@ AT_ONCE = 2
 STUDENTS = {
     "vit": {"type": "radio_vit_tiny_patch16", "kwargs": {"depth": 6}},
     "cnn": {"type": "mobilenetv3_small_100"},
+    "resnet": {"type": "resnet10t"},
 }
+# Answers that are kept were given at these rates, which were the defaults then.
+RATES = {"vit": 1e-3, "cnn": 3e-3, "resnet": 3e-3}
 
 
 def _maps_by(loss: str) -> list[str]:
@@ -57,13 +60,13 @@ _MSE = _maps_by("MSE")
 _TWO_VIEWS = ["dataset.augmentation.views_per_image=2"]
 
 
-def _batch(images: int, rate: float | None = None) -> list[str]:
-    """The same images in steps of so many, at the default rate or another."""
+def _batch(images: int, rate: float) -> list[str]:
+    """The same images in steps of so many, at a rate."""
     source = "dataset.train_dataset.tar_data_sources[0]"
     steps = PASS * BATCH // images
     found = [f"dataset.batch_size={images}", f"{source}.steps_per_epoch={steps}"]
     found.append(f"train.max_steps={STEPS // PASS * steps}")
-    return [*found, *([] if rate is None else [f"train.optim.lr={rate}"])]
+    return [*found, f"train.optim.lr={rate}"]
 
 
 # name -> (the variant that it is compared with, its overrides)
@@ -102,18 +105,21 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "one_teacher": (BASE, []),
     "two_views": (BASE, _TWO_VIEWS),
     "two_views_a_step": ("two_views", [*_TWO_VIEWS, "dataset.train_dataset.views_per_step=2"]),
+    "rate_1_5e_3": (BASE, ["train.optim.lr=1.5e-3"]),
     "rate_6e_3": (BASE, ["train.optim.lr=6e-3"]),
-    "batch_8": (BASE, _batch(8)),
+    "rate_1_2e_2": ("rate_6e_3", ["train.optim.lr=1.2e-2"]),
+    "batch_8": (BASE, _batch(8, 1.5e-3)),
     "batch_8_same_rate": ("batch_8", _batch(8, 3e-3)),
     "batch_8_quarter_rate": ("batch_8", _batch(8, 3e-3 / 4)),
-    "batch_128": (BASE, _batch(128)),
+    "batch_128": (BASE, _batch(128, 6e-3)),
     "batch_128_same_rate": ("batch_128", _batch(128, 3e-3)),
     "batch_128_fourfold_rate": ("batch_128", _batch(128, 4 * 3e-3)),
 }
 OF_ONE_STUDENT = {
     "vit": ("without_cpe", "without_registers", "rate_doubled", "rate_halved", "heads_faster", "heads_slower"),
-    "cnn": ("rate_6e_3", *(name for name in VARIANTS if name.startswith("batch_"))),
+    "cnn": ("rate_1_5e_3", "rate_6e_3", "rate_1_2e_2", *(name for name in VARIANTS if name.startswith("batch_"))),
 }
+OF_ONE_STUDENT["resnet"] = OF_ONE_STUDENT["cnn"]
 
 
 def main() -> None:
@@ -128,7 +134,7 @@ def main() -> None:
     given = parser.parse_args()
     folder, deadline = given.folder.absolute(), time.monotonic() + 60 * given.minutes
     answers = (given.answers or folder / "ingredients" / "answers").absolute() / given.student
-    unfit = {name for student, names in OF_ONE_STUDENT.items() if student != given.student for name in names}
+    unfit = {name for names in OF_ONE_STUDENT.values() for name in names} - set(OF_ONE_STUDENT[given.student])
     fitting = [name for name in VARIANTS if name not in unfit]
     if wrong := unfit.intersection(given.only or ()):
         parser.error(f"--only {' '.join(sorted(wrong))}: not for --student {given.student}")
@@ -211,7 +217,7 @@ def _spec(folder: Path, student: str, name: str, seed: int) -> dict[str, Any]:
             "train_dataset": {"tar_data_sources": [source], "seed": 1},
             "index_dir": str(folder / "index"),
         },
-        "train": {"seed": seed, "max_steps": STEPS, "num_epochs": STEPS // PASS},
+        "train": {"seed": seed, "max_steps": STEPS, "num_epochs": STEPS // PASS, "optim": {"lr": RATES[student]}},
         "distill": {"teacher": teachers[: 1 if name == "one_teacher" else None]},
         "feature_cache": {"dir": str(folder / "ingredients" / "features")},
         "cluster": {"mode": "local"},

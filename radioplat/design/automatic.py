@@ -32,7 +32,7 @@ SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics 
 # part `scratch` of benchmarks.teach; 6e-5 and 1e-3 taught its student less in equally long trials. The second was tried
 # with a tiny ViT alone. The third, for pruned students, is that of its part `half`; 6e-5, 3e-4 and 3e-3 taught its
 # student less in one trial each.
-SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 3e-3, 1e-3, 1e-3
+SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 6e-3, 1e-3, 1e-3
 # Adam's noise stays the same if the rate follows the square root of the batch (Malladi et al. 2022, arXiv 2205.10287).
 # Variants `batch_...` of `benchmarks.teach.ingredients` compare rates at both ends; nothing was measured beyond them.
 SCALED_BATCH, SMALLEST_BATCH, LARGEST_BATCH = 32, 8, 128
