@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 STUDENT, TEACHER = "mobilenetv3_small_100", "tf_efficientnet_lite0"
-SIDE, RATE, DECAY, WARM_UP, CLIP = 96, 3e-3, 0.02, 0.05, 2.0
+SIDE, DECAY, WARM_UP, CLIP = 96, 0.02, 0.05, 2.0
 IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])  # of the student
 HALF = torch.full((2, 3), 0.5)  # mean and standard deviation of the teacher's images
 
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=6e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--without-teacher", action="store_true", help="teach random features, for timings")
     given = parser.parse_args()
@@ -84,7 +85,7 @@ def main() -> None:
         pairs = zip(features(student, blank, IMAGENET), features(teacher, blank, HALF), strict=True)
     heads = nn.ModuleList(nn.Linear(ours.shape[-1], theirs.shape[-1]) for ours, theirs in pairs)
     parameters = [*student.parameters(), *heads.parameters()]
-    optimizer = torch.optim.AdamW(parameters, RATE, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(parameters, given.rate, weight_decay=DECAY)
     warm_up = WARM_UP * given.steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm_up, (1 + math.cos(math.pi * step / given.steps)) / 2)
