@@ -11,6 +11,7 @@ from pathlib import Path
 
 from radioplat.common.redact import redact
 from radioplat.tracking.attempts.logs import attempt_folder, attempts_in, begun
+from radioplat.tracking.attempts.old_logs import pack_old_logs
 
 
 @contextlib.contextmanager
@@ -44,6 +45,7 @@ class _DriverLog(logging.Handler):
     def __init__(self, task_folder: Path) -> None:
         super().__init__()
         self._task, self._first = task_folder, begun(task_folder) + 1
+        self._number = 0  # of the attempt of the last line
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record of Python's logging."""
@@ -57,3 +59,6 @@ class _DriverLog(logging.Handler):
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "a", encoding="utf-8") as file:
                 file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {redact(text).rstrip()}\n")
+            if number > self._number:
+                self._number = number
+                pack_old_logs(self._task)

@@ -1,7 +1,8 @@
 """Log files of each attempt, in ``<task folder>/logs/attempt_NNNN``.
 
 ``driver.log``, ``worker_R.log`` and ``teacher_X.log``: output of the processes. ``pulse_R.json``: last known phase of
-rank R. ``stacks_R.txt``: stacks of its threads when it hung. ``last_words_R.json``: why it ended, if it knew.
+rank R. ``stacks_R.txt``: stacks of its threads when it hung. ``last_words_R.json``: why it ended, if it knew. Those of
+old attempts are packed (`radioplat.tracking.attempts.old_logs`).
 """
 
 from __future__ import annotations
@@ -83,6 +84,12 @@ def last_words(task_folder: Path, attempt: int) -> list[LastWords]:
     return sorted(records, key=lambda words: words.time)
 
 
+def first_words(task_folder: Path, attempt: int) -> LastWords | None:
+    """Return why the first rank of ``attempt`` ended that knows more than that an error was raised, or the first."""
+    words = last_words(task_folder, attempt)
+    return next((w for w in words if w.cause != "error"), words[0] if words else None)
+
+
 def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
     """Return cause and detail of the end of ``attempt``; a rank's own if it is more specific than the driver's.
 
@@ -91,10 +98,9 @@ def cause_of(task_folder: Path, attempt: int) -> tuple[str, str]:
     """
     ends = [e for e in Attempts(task_folder).read() if e.attempt == attempt and e.event == "end"]
     cause = (ends[-1].cause or "unknown") if ends else ""
-    words = last_words(task_folder, attempt)
+    first = first_words(task_folder, attempt)
     # To the driver, a rank that hung or ran out of memory looks like one that was killed.
-    if words and cause in ("", "unknown", "worker_killed", "error"):
-        first = next((w for w in words if w.cause != "error"), words[0])
+    if first is not None and cause in ("", "unknown", "worker_killed", "error"):
         return first.cause, f"rank {first.rank}: {first.detail}"
     return cause, ends[-1].detail if ends else ""
 
