@@ -16,7 +16,7 @@ class Patience:
     """Time limits for reading again what storage does not give, in seconds.
 
     Attributes:
-        one_file: a file that may alone be at fault, beside others of its source that can be read; then it is left out.
+        one_file: a file that may alone be at fault, while others of its source can be read; then it is left out.
         store: anything else; then the build ends.
     """
 
@@ -30,7 +30,7 @@ class ScanWait:
     def __init__(self, sources: Sequence[SourceFiles], patience: Patience | None) -> None:
         self._sources, self._patience = sources, patience
         self._scanned = False
-        self._began = 0.0  # when the first scan ended
+        self._alone_since: float | None = None  # since when every lost file may alone be at fault
         self._wait: StorageWait | None = None
 
     def __enter__(self) -> ScanWait:
@@ -59,9 +59,10 @@ class ScanWait:
         of_store = [path for path in lost if self._is_of_store(path, lost, answer(path))]
         path = min(of_store or lost)
         if self._wait is None:
-            self._began = time.monotonic()
-            self._wait = StorageWait(path, self._began, self._patience.store)
-        if not of_store and time.monotonic() - self._began >= self._patience.one_file:
+            self._wait = StorageWait(path, time.monotonic(), self._patience.store)
+        # Not since the first scan: an outage may end in the middle of a scan, and its last files look alone at fault.
+        self._alone_since = None if of_store else self._alone_since or time.monotonic()
+        if self._alone_since is not None and time.monotonic() - self._alone_since >= self._patience.one_file:
             return False
         self._wait.failed(OSError(answer(path)))
         return True
