@@ -115,7 +115,7 @@ class Proxy:
                 threading.Thread(target=self._pump, args=(client, server, None), daemon=True).start()
                 self._pump(server, client, 2000 if fault == "cut" else None)
         except OSError:
-            pass
+            pass  # one of the two sides has closed its connection
         finally:
             for each in (client, server):
                 if each is not None:

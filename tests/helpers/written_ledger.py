@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from radioplat.data.ledger import proof, roll_up
 from radioplat.data.ledger.ledger import Ledger
+from radioplat.data.ledger.lineage import Reached
 from radioplat.data.ledger.roll_up import Ordered
 
 BATCH = 6
@@ -36,3 +38,21 @@ def write(folder, attempt: int, steps: range, world: int = 1, change=lambda step
 
 
 ORDERED = Ordered(Order(), "order", BATCH)
+FIELDS = ("expected", "consumed", "missing", "repeated", "misplaced", "replayed", "before")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def prove(folder, steps: int, attempt: int | None = None, ordered=ORDERED, starts=(), **how):
+    return proof.prove(folder, ordered, Reached(steps, attempt, starts), **how)
+
+
+def roll(folder, steps: int, attempt: int | None = None, ordered=ORDERED, starts=(), **how):
+    return roll_up.roll_up(folder, ordered, Reached(steps, attempt, starts), **how)
+
+
+def counted(folder, steps: int, attempt: int | None = None, **how) -> tuple:
+    result = prove(folder, steps, attempt, **how)
+    return tuple(getattr(result, name) for name in FIELDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import threading
 from collections import defaultdict
@@ -93,11 +94,9 @@ class _Known:
 
     def __init__(self, index_dir: Path) -> None:
         scans = []
-        try:
+        with contextlib.suppress(DataError):  # there is none yet, or a torn one, which is built anew
             before = ShardIndex.load(index_dir)
             scans.append((before.shards.select(NOTE_SCHEMA.names), before.faults))
-        except DataError:
-            pass
         scans += unfinished(index_dir)
         scans = [(_by_present_rules(notes, faults), faults) for notes, faults in scans]
         self._notes = pa.concat_tables([NOTE_SCHEMA.empty_table(), *(notes for notes, _ in scans)])
@@ -160,6 +159,7 @@ class _ShardList:
         self._keys = [key for files in sources for key in _keys(files)]
 
     def notes(self, batch: ScanBatch, counts: list[int], digests: list[str]) -> list[dict]:
+        """Return one row of ``NOTE_SCHEMA`` for each file of a scanned batch."""
         keys = self._keys[batch.first : batch.first + len(batch.names)]
         return [
             dict(zip(("kind", "root", "name", "size", "mtime_ns"), key, strict=True)) | {"rows": rows, "digest": digest}

@@ -79,6 +79,7 @@ def loose_files(directory: Path, chain: Chain, unreadable: Unreadable) -> list[L
         in_windows.setdefault(window.attempt, []).append(window.steps)
 
     def without_windows(file: LedgerFile) -> LedgerFile:
+        """Return the file without the steps that windows hold already."""
         near = [steps for steps in in_windows.get(file.attempt, ()) if _meet(file, steps)]
         return replace(file, elsewhere=tuple(near))
 

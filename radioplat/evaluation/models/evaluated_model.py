@@ -36,6 +36,7 @@ def student_encoder(student: Student, num_tokens: int | None = None) -> Encoder:
 
     @torch.inference_mode()
     def encode(images: torch.Tensor) -> Features:
+        """Return the student's features as float32."""
         return student(images.to(device), wanted).map(lambda t: t.float())
 
     return encode
@@ -72,6 +73,7 @@ def teacher_encoder(teacher: FrozenTeacher) -> Encoder:
     """Return an encoder of a frozen teacher's raw features."""
 
     def encode(images: torch.Tensor) -> Features:
+        """Return the teacher's features as float32."""
         return teacher(images, _BOTH).map(lambda t: t.float())
 
     return encode

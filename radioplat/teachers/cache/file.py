@@ -81,6 +81,7 @@ class FeatureFile:
                 raise ValueError("torn")
 
             def numbers(name: str) -> np.ndarray:
+                """Read a tensor of int64."""
                 start, stop = spans[name]
                 data = head[start:stop] if stop <= len(head) else file.read(start, stop - start)
                 return np.frombuffer(data, np.int64)

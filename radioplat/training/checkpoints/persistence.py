@@ -74,6 +74,7 @@ class Persistence:
         """Report failures of the checkpoint thread to ``warn`` and to the terminal."""
 
         def warn_both(line: str) -> None:
+            """Print the line, and write it to ``warn``."""
             note(line)
             warn(line)
 

@@ -60,6 +60,7 @@ class RunLedger:
         attempts = Attempts(self._run.folder)
 
         def check() -> None:
+            """Check that the ledger is still this start's."""
             if (taken := check_lease(self._run.folder, self._run.lease)) is not None:
                 raise taken
             if not alone and attempts.last > state.attempt:
