@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from radioplat.tracking.lease import LeaseTaken
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import Prices, TeacherCosts
 from radioplat.tracking.weights_and_biases.session import WandbRun, end_service
+from radioplat.training.checkpoints.mirror import Mirror
 
 POINTER = "checkpoint.json"  # goes through Ray in place of the weights, with their path
 _LEASE_TIMEOUT_S = 60.0
@@ -65,7 +68,7 @@ def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[f
         tune.report({"trial": record.number, "step": record.step})
         return
     if plan.space.scheduler.type is SchedulerType.pbt:
-        _clone(record, config["point"]["values"], tune.get_checkpoint())
+        _clone(home, record, config["point"]["values"], tune.get_checkpoint())
     record.state, record.starts = State.running, record.starts + 1
     record.write(home)
     reporter = _Reporter(plan, record, resources)
@@ -89,7 +92,8 @@ def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[f
     record.state, record.student = State.done, str(checkpoint)
     reporter.settle()
     _log_wandb(spec, record)
-    tune.report(_final_report(plan, record), checkpoint=_pointer(record, checkpoint) if reporter.population else None)
+    pointer = _pointer(plan, record, checkpoint) if reporter.population else None
+    tune.report(_final_report(plan, record), checkpoint=pointer)
 
 
 def _retry_lease(action: Callable[[], Path]) -> Path:
@@ -104,7 +108,7 @@ def _retry_lease(action: Callable[[], Path]) -> Path:
         time.sleep(1)
 
 
-def _clone(record: TrialRecord, values: dict[str, Any], checkpoint: Any) -> None:
+def _clone(home: Path, record: TrialRecord, values: dict[str, Any], checkpoint: Any) -> None:
     """With PBT: start from another trial's checkpoint if Ray gives one, with the values that PBT chose."""
     if checkpoint is None:
         return
@@ -112,15 +116,43 @@ def _clone(record: TrialRecord, values: dict[str, Any], checkpoint: Any) -> None
         source = json.loads((Path(folder) / POINTER).read_text())
     if source["number"] != record.number and [source["number"], source["step"]] not in record.clones:
         record.clones.append([source["number"], source["step"]])
-        record.cloned_from, record.values = source["path"], values
+        record.cloned_from, record.values = _lasting(Path(source["path"]), source["mirror"], home / record.name), values
 
 
-def _pointer(record: TrialRecord, path: Path) -> Any:
-    """Return a Ray checkpoint with the path of radioplat's, which all machines can read."""
+def _lasting(checkpoint: Path, mirror: str | None, folder: Path) -> str:
+    """Return the path of another trial's checkpoint that stays while this trial reads it.
+
+    With a mirror (``train.checkpoint_dir``) the other trial removes its own copy at any time once the mirror has one:
+    ``folder`` gets another, by hard links where the file system has them.
+    """
+    if mirror is None:
+        return str(checkpoint)
+    copied = folder / "copied" / uuid.uuid4().hex[:8] / checkpoint.name
+    try:
+        shutil.copytree(checkpoint, copied, copy_function=_link)
+    except OSError:  # it has been removed
+        shutil.rmtree(copied.parent, ignore_errors=True)
+        return Mirror(mirror).find(checkpoint.name) or str(checkpoint)
+    return str(copied)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # the file system has no hard links
+        shutil.copy2(source, target)
+
+
+def _pointer(plan: Plan, record: TrialRecord, path: Path) -> Any:
+    """Return a Ray checkpoint with the path of radioplat's, which all machines can read, and of its mirror."""
     from ray.tune import Checkpoint
 
     folder = tempfile.mkdtemp(prefix="tune")
-    pointer = {"number": record.number, "step": record.step, "path": str(path.resolve())}
+    place = trial_spec(plan, record).train.checkpoint_dir
+    mirror = None if place is None else f"{place}/{path.parent.name}"
+    pointer = {"number": record.number, "step": record.step, "path": str(path.resolve()), "mirror": mirror}
     (Path(folder) / POINTER).write_text(json.dumps(pointer))
     return Checkpoint.from_directory(folder)
 
@@ -183,7 +215,7 @@ class _Reporter:
         value = report.get(self._plan.space.scheduler.metric)
         if value is not None:
             self._record.add_report(self._plan.home, self._record.step, value)
-            tune.report(report, checkpoint=_pointer(self._record, checkpoint) if checkpoint else None)
+            tune.report(report, checkpoint=_pointer(self._plan, self._record, checkpoint) if checkpoint else None)
 
     def _validated(self) -> dict[str, float]:
         """Return fidelity and knn of the run's last validation."""
