@@ -111,7 +111,7 @@ class Timed:
 
         teacher = self.run.teachers[0].name
         clients = {teacher: Known(teacher, self.answers, self._step_begins)}
-        taken = lambda start, stop: itertools.islice(self.batches, start, stop)  # noqa: E731
+        taken = lambda start, stop, schedule: itertools.islice(self.batches, start, stop)  # noqa: E731
         run_worker(self.run, RankContext(0, 1, self.device), clients, taken)
 
     def seconds(self) -> list[float]:

@@ -102,7 +102,7 @@ def stream(work: Work) -> float:
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         steps = (work.images + WARM_UP) // BATCH + 16  # what lies behind the last one timed must not run dry
-        (iterator,) = open_stream(_reader(work), [range(steps)], tasks=CORES, cpus_per_task=1)
+        (iterator,) = open_stream(_reader(work), [[[step] for step in range(steps)]], tasks=CORES, cpus_per_task=1)
         with contextlib.closing(read_stream(iterator)) as batches:
             return _rate((b.views["224"].pixels for b in batches), work.images)
     finally:

@@ -128,7 +128,7 @@ class StreamHost:
         def part(first: int, last: int):
             return read_stream(self._iterators(node, first, last)[node.ranks.index(rank)])
 
-        longest, batches = 0.0, read_in_turn(part, 0, self._steps, self._span, self._schedule.per_rank)
+        longest, batches = 0.0, read_in_turn(part, 0, self._steps, self._span, self._schedule, rank)
         wanted = (n for step in range(self._steps) for n in self._schedule.of_rank(step, rank))
         with contextlib.closing(batches):
             for count, number in enumerate(wanted):
@@ -147,7 +147,7 @@ class StreamHost:
         with node.lock:
             if first not in node.opened:
                 of_rank = self._schedule.of_rank
-                own = [[n for step in range(first, last) for n in of_rank(step, rank)] for rank in node.ranks]
+                own = [[of_rank(step, rank) for step in range(first, last)] for rank in node.ranks]
                 node.opened[first] = open_stream(self._arguments, own, tasks=len(own), cpus_per_task=1, most=BLOCK)
             return node.opened[first]
 

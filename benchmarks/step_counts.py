@@ -83,9 +83,8 @@ def train_rank() -> None:
     keep_data(run, data)
     process_group.join("gloo")
     clients = {t.name: InlineTeacher(t, run.grids[t.name], "cpu") for t in run.frozen_teachers}
-    schedule = run.micro_batch_schedule(world)
 
-    def batches(start: int, stop: int) -> Any:  # noqa: ANN401
+    def batches(start: int, stop: int, schedule: Any) -> Any:  # noqa: ANN401
         wanted = chain.from_iterable(schedule.of_rank(step, rank) for step in range(start, stop))
         return load_micro_batches(open_reader(*run.reader_arguments), wanted, threads=1, prefetch=2)
 

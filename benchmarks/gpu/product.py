@@ -25,6 +25,7 @@ from radioplat.common import collectives
 from radioplat.data.batch import Batch, View
 from radioplat.data.loading.run_data import RunData, open_reader
 from radioplat.data.loading.threads import load_micro_batches
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run, keep_data
 from radioplat.launch.preflight.steps import prepare
 from radioplat.models.features import Features
@@ -275,7 +276,7 @@ def _in_actors(setting: Setting, run: Run, context: RankContext) -> Iterator[dic
 def _in_memory(run: Run, context: RankContext) -> OpenBatches:
     """Return micro-batches of random pixels with the ids that the sample order wants."""
     order = RunData.load(run.data_dir, run.spec.dataset.train_dataset).order
-    batch, schedule = run.spec.dataset.batch_size, run.micro_batch_schedule(context.world_size)
+    batch = run.spec.dataset.batch_size
     generator = np.random.default_rng(context.rank)
     made = []
     for _ in range(DIFFERENT):
@@ -286,7 +287,7 @@ def _in_memory(run: Run, context: RankContext) -> OpenBatches:
             views[view.name] = View(pixels, np.repeat(scale[None], batch, 0))
         made.append(views)
 
-    def open_batches(start: int, stop: int) -> Iterator[Batch]:
+    def open_batches(start: int, stop: int, schedule: MicroBatchSchedule) -> Iterator[Batch]:
         """Iterate over this rank's micro-batches."""
         weight, label = np.ones(batch, np.float32), np.full(batch, -1, np.int64)
         for number in _numbers(schedule, context.rank, start, stop):
@@ -299,9 +300,8 @@ def _in_memory(run: Run, context: RankContext) -> OpenBatches:
 
 def _decoded(run: Run, context: RankContext) -> OpenBatches:
     """Return micro-batches that threads of this process decode, as in a run of one process."""
-    schedule = run.micro_batch_schedule(context.world_size)
 
-    def open_batches(start: int, stop: int) -> Iterator[Batch]:
+    def open_batches(start: int, stop: int, schedule: MicroBatchSchedule) -> Iterator[Batch]:
         """Iterate over this rank's micro-batches."""
         wanted = _numbers(schedule, context.rank, start, stop)
         reader, depth = open_reader(*run.reader_arguments), prefetch_depth(run.spec)

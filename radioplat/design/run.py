@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from radioplat.data.ledger.ledger import write_rejects
 from radioplat.data.loading.run_data import RunData, dataset_to_json, order_hash
+from radioplat.data.order.dealing import Costs
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
+from radioplat.data.views.kinds import kinds
 from radioplat.data.views.render import ViewSpec
 from radioplat.design.models import target_widths
 from radioplat.design.partitions import Partitions
@@ -15,7 +18,9 @@ from radioplat.design.stages import away_by_step
 from radioplat.models.detectors.base import DetectorArchitecture
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.resolved.teacher import ResolvedTeacher, average_view
+from radioplat.spec.resolved.zero import waits
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Dealing
 from radioplat.teachers.base.info import TeacherInfo
 
 
@@ -82,9 +87,19 @@ class Run:
         """Real micro-batches of one optimizer step."""
         return self.spec.global_batch_size // self.spec.dataset.batch_size
 
-    def micro_batch_schedule(self, world_size: int) -> MicroBatchSchedule:
-        """Return the assignment of micro-batches to ``world_size`` ranks."""
-        return MicroBatchSchedule(self.micro_batches, world_size)
+    def micro_batch_schedule(self, world_size: int, costs: Costs | None = None) -> MicroBatchSchedule:
+        """Return the assignment of micro-batches to ``world_size`` ranks, as it is when the workers start.
+
+        Args:
+            costs: known from an earlier start.
+        """
+        train = self.spec.train
+        if train.dealing is Dealing.even:
+            return MicroBatchSchedule(self.micro_batches, world_size)
+        views = sorted(self.views, key=lambda view: view.name != self.student_view)  # the student's first
+        seed = self.spec.dataset.train_dataset.seed
+        found = partial(kinds, views, seed)
+        return MicroBatchSchedule(self.micro_batches, world_size, found, waits(train), costs)
 
     @property
     def partitions(self) -> Partitions:

@@ -14,6 +14,7 @@ from radioplat.common.sigterm import forwarding_sigterm, stop_requested
 from radioplat.data.batch import Batch
 from radioplat.data.loading.run_data import open_reader
 from radioplat.data.loading.threads import load_micro_batches
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.data.storage.outage import is_waiting
 from radioplat.design.run import Run
 from radioplat.errors import OutOfMemory, Stopped
@@ -45,12 +46,11 @@ def run_local(run: Run, say: Callable[[str], None]) -> None:
     clients: dict[str, TeacherClient] = {
         t.name: pools.get(t.name) or InlineTeacher(t, run.grids[t.name], str(device)) for t in run.frozen_teachers
     }
-    schedule = run.micro_batch_schedule(1)
     dataset = run.spec.dataset
 
     threads = decode_threads(dataset.workers)
 
-    def batches(start: int, stop: int) -> Iterator[Batch]:
+    def batches(start: int, stop: int, schedule: MicroBatchSchedule) -> Iterator[Batch]:
         """Iterate over the micro-batches of steps ``start`` to ``stop``."""
         wanted = chain.from_iterable(schedule.of_rank(step, 0) for step in range(start, stop))
         reader = open_reader(*run.reader_arguments)

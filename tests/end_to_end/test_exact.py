@@ -32,9 +32,8 @@ def work(run_file: Path) -> None:
     torch.set_num_threads(1)
     process_group.join("gloo")
     run, stop = pickle.loads(run_file.read_bytes())
-    schedule = run.micro_batch_schedule(world)
 
-    def batches(start: int, end: int):
+    def batches(start: int, end: int, schedule):
         wanted = (n for step in range(start, end) for n in schedule.of_rank(step, rank))
         return load_micro_batches(open_reader(*run.reader_arguments), wanted, threads=1, prefetch=2)
 

@@ -102,7 +102,7 @@ def open_worker(run, rank: int, world: int):
     state, clock = persistence.state, AttemptClock(run, rank)
     clock.begin(state)
     accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False, costs=meter.costs)
-    outer = (clock, meter, accounts, Pauses(), Phases(), (0, ""))
+    outer = (clock, meter, accounts, Pauses(), Phases(), (0, ""), run.micro_batch_schedule(world))
     worker = Trainer(run, RankContext(rank, world, torch.device("cpu")), persistence, *outer)
     worker.build_engine()
     return worker, clients

@@ -13,6 +13,7 @@ import contextlib
 import faulthandler
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -103,7 +104,7 @@ def _exit_after(seconds: float | None) -> Iterator[None]:
 
 def open_stream(
     reader: tuple[str, str, tuple[tuple, ...]],
-    micro_batches: Sequence[Sequence[int]],
+    micro_batches: Sequence[Sequence[Sequence[int]]],
     *,
     tasks: int,
     cpus_per_task: float,
@@ -114,7 +115,7 @@ def open_stream(
 
     Args:
         reader: the arguments of :func:`radioplat.data.loading.run_data.open_reader`.
-        micro_batches: of each reader, in its order; all of one length.
+        micro_batches: of each reader, by step, in its order; at least one a step.
         tasks: number of concurrent decode tasks.
         cpus_per_task: logical CPUs of each.
         environment: runtime environment of the tasks; default: this process's.
@@ -122,7 +123,8 @@ def open_stream(
     """
     samples, size = _size(reader)
     blocks = deal(micro_batches, _in_block(size, most))
-    span = min(SPAN // (samples * len(blocks[0])), SPAN_BYTES // (size * len(blocks[0])), len(blocks) // (2 * tasks))
+    each = max(1, sum(map(len, blocks)) // len(blocks))  # micro-batches of a block
+    span = min(SPAN // (samples * each), SPAN_BYTES // (size * each), len(blocks) // (2 * tasks))
     span = max(1, span, -(-len(blocks) // TASKS))
     # As text, because Ray converts nested lists to tensors. Not from_arrow, whose task needs a whole CPU.
     spans = [{"blocks": json.dumps(blocks[i : i + span])} for i in range(0, len(blocks), span)]
@@ -151,12 +153,22 @@ def _task_options(cpus: float) -> dict[str, Any]:
     return {"num_cpus": cpus}
 
 
-def deal(micro_batches: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-    """Return the micro-batches of n readers in blocks of at most ``most``.
+def deal(micro_batches: Sequence[Sequence[Sequence[int]]], most: int) -> list[list[int]]:
+    """Return the micro-batches of n readers in blocks of about ``most``.
 
-    Block i contains the next micro-batches of reader i mod n, in its order.
+    Block i contains the next micro-batches of reader i mod n, in its order: of some steps, or a part of a step. The
+    blocks of all readers are of the same steps, so that a reader with more of each step is not held up by the others.
     """
-    return [list(own[i : i + most]) for i in range(0, len(micro_batches[0]), most) for own in micro_batches]
+    counts = [len(of_step) for own in micro_batches for of_step in own]
+    mean, least = sum(counts) / len(counts), min(counts)
+    parts = min(least, math.ceil(mean / most))  # of a step
+    steps = max(1, int(most / mean)) if parts == 1 else 1  # in a block
+    blocks = []
+    for first in range(0, len(micro_batches[0]), steps):
+        of_steps = [[n for of_step in own[first : first + steps] for n in of_step] for own in micro_batches]
+        for part in range(parts):
+            blocks += [own[len(own) * part // parts : len(own) * (part + 1) // parts] for own in of_steps]
+    return blocks
 
 
 def steps_per_execution(
@@ -232,41 +244,65 @@ def read_stream(
 
 
 def read_in_turn(
-    part: Callable[[int, int], CloseableIterator[Batch]], start: int, stop: int, span: int, per_step: int
+    part: Callable[[int, int], CloseableIterator[Batch]],
+    start: int,
+    stop: int,
+    span: int,
+    schedule: MicroBatchSchedule,
+    rank: int,
 ) -> CloseableIterator[Batch]:
-    """Return the batches of one rank in steps ``start`` to ``stop``, from consecutive executions.
+    """Return the batches of ``rank`` in steps ``start`` to ``stop``, from consecutive executions.
 
     An execution takes seconds to produce its first block, so each is started, by a thread, when three quarters of the
-    previous one have been read.
+    previous one have been read, or when the micro-batches of later steps are dealt anew.
 
     Args:
         part: opens the execution of the steps from its first to its second argument; must return at once.
         span: steps per execution.
-        per_step: batches per step on this rank.
+        schedule: may change for steps that no rank has read; an execution that was opened before is read up to there.
     """
     parts: list[_StartedPart] = []  # the open ones: the current and maybe the next
 
+    def last_of(first: int) -> int:
+        """Return the step at which the execution that begins at ``first`` has to end."""
+        change = schedule.next_change(first)
+        return min(first + span, stop, stop if change is None else change)
+
     def begin(first: int) -> None:
-        parts.append(_StartedPart(part(first, min(first + span, stop))))
+        """Start the execution that begins at ``first``, in place of one that is no longer wanted."""
+        wanted = (first, schedule.version_at(first))
+        while parts and parts[-1].begin >= (first, 0) and parts[-1].begin != wanted:
+            parts.pop().close()
+        if first < stop and not (parts and parts[-1].begin == wanted):
+            parts.append(_StartedPart(part(first, last_of(first)), wanted))
 
     def read() -> Generator[Batch, None, None]:
+        """Yield the batches, step by step."""
         try:
             begin(start)
-            for first in range(start, stop, span):
+            step = start
+            while step < stop:
                 if not parts:  # closed by another thread before the next was started
                     return
-                last = min(first + span, stop)
-                due = (last - first) * per_step * 3 // 4
-                for number, batch in enumerate(parts[0]):
-                    if number == due and last < stop:
-                        begin(last)
-                    yield batch
+                first, opened = step, last_of(step)
+                batches = iter(parts[0])
+                while step < last_of(first):
+                    for _ in schedule.of_rank(step, rank):
+                        if last_of(first) < opened or step - first >= (opened - first) * 3 // 4:
+                            begin(last_of(first))
+                        try:
+                            yield next(batches)
+                        except StopIteration:
+                            return
+                    step += 1
                 parts.pop(0).close()
+                begin(step)
         finally:
             for each in parts:
                 each.close()
 
     def wake() -> None:
+        """End the wait of a reader."""
         for each in list(parts):
             each.batches.close()
 
@@ -274,10 +310,10 @@ def read_in_turn(
 
 
 class _StartedPart:
-    """Batches of an execution; a thread fetches the first one in advance."""
+    """Batches of an execution that begins at a step, in a dealing; a thread fetches the first one in advance."""
 
-    def __init__(self, batches: CloseableIterator[Batch]) -> None:
-        self.batches = batches
+    def __init__(self, batches: CloseableIterator[Batch], begin: tuple[int, int]) -> None:
+        self.batches, self.begin = batches, begin
         self._first: Future[list[Batch]] = Future()
         self._thread = threading.Thread(target=self._fetch, name="next execution", daemon=True)
         self._thread.start()

@@ -17,10 +17,11 @@ from radioplat.common import collectives
 from radioplat.data.batch import Batch
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream, steps_per_execution
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.training.watch.rank_context import RankContext
 
-_Key = tuple[int, int]  # of an execution: the number of the call of `read`, the first step
+_Key = tuple[int, int, int]  # of an execution: numbers of the call of `read` and of the dealing, the first step
 _LOOK_S = 0.05  # between two looks for what another rank hands over
 
 
@@ -36,7 +37,6 @@ class Streams:
 
     def __init__(self, run: Run, rank_context: RankContext, say: Callable[[str], None]) -> None:
         self._run, self._rank, self._say = run, rank_context.rank, say
-        self._schedule = run.micro_batch_schedule(rank_context.world_size)
         nodes = collectives.gather_objects(ray.get_runtime_context().get_node_id())
         self._ranks = [rank for rank, node in enumerate(nodes) if node == nodes[self._rank]]
         self._store = self._open_store()
@@ -45,28 +45,28 @@ class Streams:
         # execution would end when this rank has read its part, and with it the parts of slower ranks.
         self._open: dict[_Key, list[DataIterator]] = {}
 
-    def read(self, start: int, stop: int) -> CloseableIterator[Batch]:
+    def read(self, start: int, stop: int, schedule: MicroBatchSchedule) -> CloseableIterator[Batch]:
         """Iterate over this rank's micro-batches of steps ``start`` to ``stop``; every rank must call it."""
         self._reads += 1
-        part = partial(self._part, self._reads)
-        span = steps_per_execution(self._run.reader_arguments, self._schedule, len(self._ranks))
-        return read_in_turn(part, start, stop, span, self._schedule.per_rank)
+        part = partial(self._part, self._reads, schedule)
+        span = steps_per_execution(self._run.reader_arguments, schedule, len(self._ranks))
+        return read_in_turn(part, start, stop, span, schedule, self._rank)
 
-    def _part(self, read: int, first: int, last: int) -> CloseableIterator[Batch]:
+    def _part(self, read: int, schedule: MicroBatchSchedule, first: int, last: int) -> CloseableIterator[Batch]:
         """Return the batches of steps ``first`` to ``last``; the execution is opened with the first of them."""
         opened: list[CloseableIterator[Batch]] = []
         closed = threading.Event()
+        key = (read, schedule.version_at(first), first)
 
         def batches() -> Generator[Batch, None, None]:
-            key = (read, first)
-            iterator = self._iterator(key, first, last, closed)
-            if iterator is None:
-                return
-            opened.append(read_stream(iterator, partial(self._rest, first, last), self._say))
             try:
-                yield from opened[0]
+                iterator = self._iterator(key, schedule, last, closed)
+                if iterator is not None:
+                    opened.append(read_stream(iterator, partial(self._rest, schedule, first, last), self._say))
+                    yield from opened[0]
             finally:
-                opened[0].close()
+                for each in opened:
+                    each.close()
                 with contextlib.suppress(RuntimeError):  # the first rank of the node has ended, and its store with it
                     self._store.add(_done(key), 1)
 
@@ -77,11 +77,13 @@ class Streams:
 
         return CloseableIterator(batches(), wake)
 
-    def _iterator(self, key: _Key, first: int, last: int, closed: threading.Event) -> DataIterator | None:
+    def _iterator(
+        self, key: _Key, schedule: MicroBatchSchedule, last: int, closed: threading.Event
+    ) -> DataIterator | None:
         """Return this rank's iterator over an execution; None if the stream is closed before it is there."""
         if self._rank == self._ranks[0]:
             self._forget(key[0])
-            self._open[key] = self._execute(self._ranks, first, last)
+            self._open[key] = self._execute(schedule, self._ranks, key[-1], last)
             self._store.set(str(key), pickle.dumps(self._open[key]))
             return self._open[key][0]
         while not self._store.check([str(key)]):
@@ -97,14 +99,17 @@ class Streams:
                 del self._open[key]
                 self._store.delete_key(str(key))
 
-    def _rest(self, first: int, last: int, count: int) -> DataIterator | None:
+    def _rest(self, schedule: MicroBatchSchedule, first: int, last: int, count: int) -> DataIterator | None:
         """Open an execution for this rank alone, without its first ``count`` micro-batches; None if none is left."""
-        return next(iter(self._execute([self._rank], first, last, count)), None)
+        return next(iter(self._execute(schedule, [self._rank], first, last, count)), None)
 
-    def _execute(self, ranks: list[int], first: int, last: int, skip: int = 0) -> list[DataIterator]:
+    def _execute(
+        self, schedule: MicroBatchSchedule, ranks: list[int], first: int, last: int, skip: int = 0
+    ) -> list[DataIterator]:
         """Open an execution of steps ``first`` to ``last``, without the first ``skip`` micro-batches of each rank."""
-        of_rank = self._schedule.of_rank
-        own = [[n for step in range(first, last) for n in of_rank(step, rank)][skip:] for rank in ranks]
+        own = [[schedule.of_rank(step, rank) for step in range(first, last)] for rank in ranks]
+        if skip:
+            own = [_without(by_step, skip) for by_step in own]
         if not own[0]:
             return []
         return open_stream(
@@ -124,6 +129,16 @@ class Streams:
         if listener is None:
             return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _without(by_step: list[list[int]], count: int) -> list[list[int]]:
+    """Return the micro-batches of each step without the first ``count`` of all."""
+    left = []
+    for of_step in by_step:
+        if own := of_step[count:]:
+            left.append(own)
+        count = max(0, count - len(of_step))
+    return left
 
 
 def _done(key: _Key) -> str:

@@ -18,3 +18,8 @@ def zero_stage(train: TrainConfig) -> int:
 def sharding(train: TrainConfig) -> str:
     """Return a name for what is sharded, ``ZeRO-<stage>``, or ``DDP``, which shards nothing."""
     return "DDP" if train.engine is EngineName.ddp else f"ZeRO-{zero_stage(train)}"
+
+
+def waits(train: TrainConfig) -> bool:
+    """Return whether each micro-batch has a collective, so that every worker needs equally many of them."""
+    return bool(train.hooks) or (train.engine is not EngineName.ddp and zero_stage(train) >= 2)

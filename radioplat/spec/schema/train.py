@@ -29,6 +29,17 @@ class EngineName(str, Enum):
     ddp = "ddp"  # every worker has all weights and optimizer states; fp32 and bf16
 
 
+class Dealing(str, Enum):
+    """How the micro-batches of a step go to workers.
+
+    - ``cost``: by their sizes and the speed of each worker, so that no worker waits long for another.
+    - ``even``: number j goes to worker j modulo their number.
+    """
+
+    cost = "cost"
+    even = "even"
+
+
 class Reduction(str, Enum):
     """Order of the additions over micro-batches and workers."""
 
@@ -214,6 +225,8 @@ class TrainConfig:
     # (+) threads in which each worker and each teacher computes on a CPU. Unset: a share of the machine's cores; with
     # reduction exact 1, since sums inside a micro-batch depend on it, unless the run began with more
     threads: int | None = number(None, at_least=1, at_most=1024)
+    # (+) which worker gets which micro-batch of a step: in turn, or by what each costs
+    dealing: Dealing = Dealing.even
     zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
     grad_checkpointing: bool = False

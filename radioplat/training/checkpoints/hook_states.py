@@ -25,6 +25,7 @@ _FIELDS = {
     "non_finite": ("quarantined",),
     "loss_spikes": ("recent_losses", "rollbacks"),
     "teacher_cost": ("teacher_cost",),
+    "dealing": ("micro_batch_seconds",),
 }
 _FILES = {"losses": LOSSES, "ema": EMA_FILE}
 BATCHNORM, TARGET_NORM = "batchnorm", "target_norm"  # stored in the student's file; stored in the optimizer file

@@ -31,6 +31,7 @@ class RunState:
             that did not record them.
         optimizer_steps: weight updates; less than ``global_step`` if non-finite steps were skipped.
         recent_losses, rollbacks: state of :class:`radioplat.training.guards.loss_spikes.SpikeGuard`.
+        micro_batch_seconds: what micro-batches cost, by the sizes of their views, as measured.
         teacher_cost: fields of ``TeacherCost`` by teacher, summed since the first start.
     """
 
@@ -48,6 +49,7 @@ class RunState:
     teacher_cost: dict[str, dict[str, float]] = field(default_factory=dict)
     recent_losses: list[float] = field(default_factory=list)
     rollbacks: int = 0
+    micro_batch_seconds: dict[str, float] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from radioplat.data.batch import Batch
+from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.design.stages import schedule_at
 from radioplat.errors import TrainingError
@@ -39,6 +40,7 @@ class OptimizerStep:
         engine: the engine around ``objective``.
         halvings: how often each micro-batch is halved because memory ran out before.
         attempt: number of this start, stored if memory runs out.
+        schedule: which rank has which micro-batch.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class OptimizerStep:
         phases: Phases,
         halvings: int,
         attempt: int,
+        schedule: MicroBatchSchedule,
     ) -> None:
-        self._run, self._context, self._schedule = run, context, run.micro_batch_schedule(context.world_size)
+        self._run, self._context, self._schedule = run, context, schedule
         self._objective, self._engine, self._hooks, self._batches = objective, engine, hooks, batches
         self._phases, self._halvings, self._attempt = phases, halvings, attempt
         self._exact = is_exact(run.spec.train)
@@ -85,14 +88,14 @@ class OptimizerStep:
             arrived = iter(list(arrived))
             with self._phases(COLLECTIVE):
                 self._hooks.targets_arrived(step)
-        kept: list[tuple[float, MicroBatch]] = []  # for the case that the step has to be computed again
+        kept: list[tuple[int, float, MicroBatch]] = []  # for the case that the step has to be computed again
         for place, (batch, micro) in enumerate(arrived):
             self._hooks.begin_micro_batch(step, batch)
             if self._exact:
-                kept.append((self._scale(batch), micro))
+                kept.append((expected[place], self._scale(batch), micro))
             # After a decision to skip the step, its remaining micro-batches are still read from the stream.
             if not record.skipped:
-                self._seed_draws(step, place)
+                self._seed_draws(step, expected[place])
                 self._learn(batch, micro, record, last=place == len(expected) - 1)
             if batch.micro_batch >= 0:
                 self._hooks.end_micro_batch(step, batch)
@@ -211,19 +214,19 @@ class OptimizerStep:
             return 0.0
         return 1.0 if self._exact else self._context.world_size * self._schedule.per_rank / self._run.micro_batches
 
-    def _repeat(self, step: int, micro_batches: Sequence[tuple[float, MicroBatch]]) -> None:
+    def _repeat(self, step: int, micro_batches: Sequence[tuple[int, float, MicroBatch]]) -> None:
         """Compute the gradients of ``step`` and the update once more; hooks know its micro-batches already.
 
         Args:
-            micro_batches: with the factor of each one's loss.
+            micro_batches: with the number of each, and the factor of its loss.
         """
         with self._hooks.statistics_kept():
-            for place, (scale, micro) in enumerate(micro_batches):
+            for place, (number, scale, micro) in enumerate(micro_batches):
                 self._phases.at(step, place)
-                self._seed_draws(step, place)
+                self._seed_draws(step, number)
                 pieces = in_pieces(micro, 2**self._halvings)
-                for number, (share, piece) in enumerate(pieces):
-                    last = place == len(micro_batches) - 1 and number == len(pieces) - 1
+                for count, (share, piece) in enumerate(pieces):
+                    last = place == len(micro_batches) - 1 and count == len(pieces) - 1
                     self._backward(self._forward(piece), scale * share, last)
                     self._engine.step()
 
@@ -231,14 +234,14 @@ class OptimizerStep:
         schedule = schedule_at(self._run.spec, step, self._run.total_steps)
         return set_rates(self._engine.param_groups, *schedule, self._run.steps_per_epoch)
 
-    def _seed_draws(self, step: int, place: int) -> None:
+    def _seed_draws(self, step: int, number: int) -> None:
         """Seed torch for one forward (CPE, DropPath) from seed, step and micro-batch, so that no RNG state is saved.
 
         Args:
-            place: number of the micro-batch among those of this rank.
+            number: of the micro-batch.
         """
-        micro_batch = place * self._context.world_size + self._context.rank
-        key = np.random.SeedSequence([self._run.spec.train.seed, step, micro_batch])
+        place = self._run.micro_batches if number == PADDING else number % self._run.micro_batches
+        key = np.random.SeedSequence([self._run.spec.train.seed, step, place])
         seed = int(key.generate_state(1, np.uint64)[0] >> 1)
         # torch.manual_seed also seeds all other kinds of devices, and keeps each call in a list where there is none.
         torch.default_generator.manual_seed(seed)

@@ -9,6 +9,7 @@ import torch
 
 from radioplat.data.ledger.ledger import Ledger
 from radioplat.data.loading.run_data import RunData
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.models.modifiers import spectral
 from radioplat.objectives.objective import Objective
@@ -29,6 +30,7 @@ from radioplat.training.hooks.own_hook import HookContext, OwnHook
 from radioplat.training.hooks.step_hook import StepHook, StepHooks
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.hooks.step_sums import StepSums
+from radioplat.training.loop.micro_batch_costs import MicroBatchCosts
 from radioplat.training.targets.running_norm import RunningNorm
 from radioplat.training.watch.rank_context import RankContext
 
@@ -54,6 +56,7 @@ class RunHooks(StepHooks):
         objective: the module with the checkpoint's weights, before an engine wraps it.
         data: data of the run.
         state: training progress, from the checkpoint.
+        schedule: which rank has which micro-batch; changed by what they are measured to cost.
         outer: hooks that are kept at a roll-back; they are called before users' hooks and the reporter, after all
             others.
     """
@@ -65,6 +68,7 @@ class RunHooks(StepHooks):
         objective: Objective,
         data: RunData,
         state: RunState,
+        schedule: MicroBatchSchedule,
         outer: Sequence[StepHook],
     ) -> None:
         spec, device, start = run.spec, context.device, state.global_step
@@ -80,13 +84,24 @@ class RunHooks(StepHooks):
         self.targets = RunningNorm(objective.student, run.teachers, spec.distill.target_norm, device, start)
         self.bad_samples = BadSamples(data.index, spec.dataset.max_bad_fraction)
         self.reporter = Reporter(run, context.rank, start)
+        costs = MicroBatchCosts(spec, context, schedule, self.reporter.note)
         self._objective, self._decay = objective, spec.train.ema_decay if spec.train.enable_ema else None
         self._losses = LossStatistics(objective, exact)
         followers: list[StepHook] = [SpectralVectors(objective), self.batchnorm, self._losses, self.targets]
         if exact:
             followers.append(SameHardware(device, self.reporter.warn))
         super().__init__(
-            [self.ledger, self.non_finite, self.spikes, *followers, self.bad_samples, *outer, *own, self.reporter]
+            [
+                costs,
+                self.ledger,
+                self.non_finite,
+                self.spikes,
+                *followers,
+                self.bad_samples,
+                *outer,
+                *own,
+                self.reporter,
+            ]
         )
 
     def attach(self, engine: Engine) -> Ema | None:

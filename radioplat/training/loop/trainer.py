@@ -9,6 +9,7 @@ from pathlib import Path
 
 from radioplat.common.ranks import Ranks
 from radioplat.data.loading.run_data import RunData
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.design.tasks.registry import task_of
 from radioplat.models.modifiers.sparsity import apply_sparsity_mask
@@ -39,6 +40,7 @@ class Trainer:
         clock, meter, accounts, pauses: hooks that are kept at a roll-back.
         phases: set to the current activity, for the watchdog.
         halvings: how often each micro-batch is halved because memory ran out before, and a message with the reason.
+        schedule: which rank has which micro-batch.
 
     Attributes:
         objective: the module that is trained.
@@ -56,8 +58,9 @@ class Trainer:
         pauses: Pauses,
         phases: Phases,
         halvings: tuple[int, str],
+        schedule: MicroBatchSchedule,
     ) -> None:
-        self.run, self.context, self.spec = run, context, run.spec
+        self.run, self.context, self.spec, self._schedule = run, context, run.spec, schedule
         self._task = task_of(run)
         self.objective = self._task.objective(run).to(context.device).train()
         self.persistence, self.state = persistence, persistence.state
@@ -72,7 +75,7 @@ class Trainer:
         pauses.checkpoint_s = None if minutes is None else 60 * minutes
         self._data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
         outer = (clock, meter, accounts, pauses)
-        self.hooks = RunHooks(run, context, self.objective, self._data, self.state, outer)
+        self.hooks = RunHooks(run, context, self.objective, self._data, self.state, schedule, outer)
         self.reporter = self.hooks.reporter
         regularize(self.objective, self.spec.train)
         persistence.warn_through(self.reporter.warn)
@@ -88,7 +91,7 @@ class Trainer:
         Weights may be changed directly only before this.
         """
         run, context = self.run, self.context
-        self.engine = build_engine(self.objective, self.spec, run.micro_batch_schedule(context.world_size).per_rank)
+        self.engine = build_engine(self.objective, self.spec, self._schedule.per_rank)
         self.persistence.restore_optimizer(self.engine)
         ema = self.hooks.attach(self.engine)
         if self._average is not None:
@@ -96,7 +99,7 @@ class Trainer:
         self.persistence.restore_hooks(self.hooks)
         listeners = (self._phases, self.hooks.targets.see, self.hooks.non_finite.no_answer)
         batches = MicroBatches(run, self._data.order, context.device, context.on_cluster, self.objective, *listeners)
-        place = (batches, self._phases, self._halvings, self.state.attempt)
+        place = (batches, self._phases, self._halvings, self.state.attempt, self._schedule)
         self._step = OptimizerStep(run, context, self.objective, self.engine, self.hooks, *place)
 
     def close(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
+from radioplat.data.order.dealing import Costs
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.teachers.serving.client import TeacherClient
 from radioplat.training.accounting.accounts import Accounts
@@ -24,7 +26,8 @@ from radioplat.training.targets.first_pass import FirstPass
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
 
-OpenBatches = Callable[[int, int], Iterator[Batch]]  # (first step, stop) -> this rank's micro-batches of those steps
+# (first step, stop, which rank has which) -> this rank's micro-batches of those steps
+OpenBatches = Callable[[int, int, MicroBatchSchedule], Iterator[Batch]]
 
 
 def run_worker(
@@ -58,18 +61,20 @@ def run_worker(
         meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
         clock.begin(persistence.state)
         start, stop = persistence.state.global_step, run.total_steps
-        first = FirstPass(run, context.world_size, context.device, start, meter)
+        costs = Costs.measured(persistence.state.micro_batch_seconds)
+        schedule = run.micro_batch_schedule(context.world_size, costs)
+        first = FirstPass(run, context, schedule, start, meter)
         accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
 
         def feed(stop: int) -> contextlib.closing[Feeder]:
             """Return a feeder of this rank's batches up to step ``stop``, which sends them to the teachers ahead."""
-            batches, depth = open_batches(start, stop), prefetch_depth(run.spec)
+            batches, depth = open_batches(start, stop, schedule), prefetch_depth(run.spec)
             feeder = Feeder(batches, clients, run.frozen_teachers, depth, run.partitions, context.device)
             return contextlib.closing(feeder)
 
         # The stream needs seconds to start; it does so while the student is built.
         feeder = stack.enter_context(feed(first.first_stop))
-        outer = (clock, meter, accounts, pauses, phases, halvings)
+        outer = (clock, meter, accounts, pauses, phases, halvings, schedule)
         worker: Trainer | None = None
         ahead: Prefetch | None = None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-import torch
-
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.memory import micro_batch_bytes
 from radioplat.design.run import Run
 from radioplat.losses.target_transforms.moments import MomentSums
@@ -21,6 +20,7 @@ from radioplat.training.hooks.step_sums import StepSums
 from radioplat.training.targets.file import share_moments, shared_moments
 from radioplat.training.targets.head_fit import HeadFit, HeadFitted
 from radioplat.training.targets.transforms import Key, TargetSums, normed, set_transforms
+from radioplat.training.watch.rank_context import RankContext
 
 KEPT_BYTES = 2**30  # most memory for batches that are kept for their steps
 
@@ -34,13 +34,15 @@ class FirstPass:
         moments: with ``distill.target_norm.fit: running``, moments of the targets that the pass measured.
     """
 
-    def __init__(self, run: Run, world_size: int, device: torch.device, start: int, meter: CostMeter) -> None:
+    def __init__(
+        self, run: Run, context: RankContext, schedule: MicroBatchSchedule, start: int, meter: CostMeter
+    ) -> None:
         """Decide how many batches to read; read the file of shared statistics, if there is one.
 
         Raises:
             SpecError: the shared file of statistics does not fit the teachers.
         """
-        self._run, self._device, self._meter = run, device, meter
+        self._run, self._device, self._meter = run, context.device, meter
         self._norm = norm = run.spec.distill.target_norm
         self.moments: dict[Key, MomentSums] = {}
         fits = run.head_fit_steps if start == 0 else 0
@@ -48,8 +50,9 @@ class FirstPass:
         measures = bool(normed(run.teachers)) and start == 0 and (before or fits > 0)
         self._shared = shared_moments(norm.path, run.teachers, run.target_widths) if measures and before else None
         norms = (min(norm.fit_batches, run.total_steps) if before else fits) if measures and self._shared is None else 0
-        each = run.micro_batch_schedule(world_size).per_rank
-        self._norms, self._fits = norms * each, fits * each
+        counts = [len(schedule.of_rank(step, context.rank)) for step in range(max(norms, fits))]
+        self._norms, self._fits = sum(counts[:norms]), sum(counts[:fits])
+        schedule.fixed_until = start + len(counts)
         self._count = max(self._norms, self._fits)
         self._keeps = self._count * _bytes_each(run) <= KEPT_BYTES
         self.first_stop = run.total_steps if self._keeps else max(norms, fits)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import DEATHS, deal, open_stream, read_in_turn, read_stream, steps_per_execution
 from radioplat.data.loading.run_data import RunData, dataset_to_json, open_reader
+from radioplat.data.order.dealing import Costs
 from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.data.storage.outage import read_waits
 from radioplat.errors import StorageError
@@ -52,7 +53,7 @@ ALL = list(range(STEPS * 4))
 
 def stream(arguments, environment: dict | None = None):
     """The batches of every step, four micro-batches each."""
-    (iterator,) = open_stream(arguments, [ALL], tasks=2, cpus_per_task=1, environment=environment)
+    (iterator,) = open_stream(arguments, [[ALL]], tasks=2, cpus_per_task=1, environment=environment)
     return read_stream(iterator)
 
 
@@ -60,24 +61,50 @@ def ids_of(batches) -> list[int]:
     return [i for b in batches for i in b.sample_id.tolist()]
 
 
-@given(st.data(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 6), st.integers(1, 6), st.integers(1, 9))
-def test_ranks_together_read_each_micro_batch_once_and_in_order(data, micro_batches, world, start, steps, most):
-    """At any world size, however the ranks are spread over nodes, each with an execution of its own."""
-    schedule = MicroBatchSchedule(micro_batches, world)
+SIZES = (64, 96, 128, 256)
+
+
+def by_cost(micro_batches: int, world: int, in_slots: bool) -> MicroBatchSchedule:
+    """A schedule of micro-batches of four sizes; from step 3 on rank 0 takes twice as long as the others."""
+
+    def kinds(first: int, last: int):
+        return [(SIZES[n * 7 % 5 % 4],) for n in range(first, last)]
+
+    schedule = MicroBatchSchedule(micro_batches, world, kinds, in_slots)
+    schedule.change(3, Costs(slowness=(2.0, *[1.0] * (world - 1))))
+    return schedule
+
+
+@given(
+    st.data(),
+    st.sampled_from(["even", "slots", "uneven"]),
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.integers(0, 6),
+    st.integers(1, 6),
+    st.integers(1, 9),
+)
+def test_ranks_together_read_each_micro_batch_once(data, how, micro_batches, world, start, steps, most):
+    """At any world size and dealing, however the ranks are spread over nodes, each with an execution of its own."""
+    even = MicroBatchSchedule(micro_batches, world)
+    schedule = even if how == "even" else by_cost(micro_batches, world, how == "slots")
     node_of = data.draw(st.lists(st.integers(0, 3), min_size=world, max_size=world))
     read: dict[int, list[int]] = {}
     for node in set(node_of):
         ranks = [rank for rank in range(world) if node_of[rank] == node]
-        wanted = [[n for step in range(start, start + steps) for n in schedule.of_rank(step, rank)] for rank in ranks]
+        wanted = [[schedule.of_rank(step, rank) for step in range(start, start + steps)] for rank in ranks]
         blocks = deal(wanted, most)
-        assert len(blocks) % len(ranks) == 0 and all(1 <= len(block) <= most for block in blocks)
+        assert len(blocks) % len(ranks) == 0 and all(blocks)
+        assert how == "uneven" or max(map(len, blocks)) <= most
         for place, rank in enumerate(ranks):  # as Ray Data hands the blocks out
             read[rank] = [n for block in blocks[place :: len(ranks)] for n in block]
-    for step in range(steps):
-        first = step * schedule.per_rank
-        of_step = [read[rank][first + place] for place in range(schedule.per_rank) for rank in range(world)]
+    for step in range(start, start + steps):
+        of_step = [read[rank].pop(0) for rank in range(world) for _ in schedule.of_rank(step, rank)]
         real = [n for n in of_step if n != PADDING]
-        assert real == list(range((start + step) * micro_batches, (start + step + 1) * micro_batches))
+        assert sorted(real) == list(range(step * micro_batches, (step + 1) * micro_batches))
+        if how != "uneven":
+            assert len(of_step) == world * schedule.per_rank
+    assert not any(read.values())
 
 
 def of_size(batch_size: int, pixels: int) -> tuple[str, str, tuple[tuple, ...]]:
@@ -195,7 +222,7 @@ def test_the_next_execution_is_begun_before_one_ends(ray_cluster, run_data):
 
     def part(first: int, last: int):
         opened.append((first, last))
-        (iterator,) = open_stream(arguments, [ALL[4 * first : 4 * last]], tasks=2, cpus_per_task=1)
+        (iterator,) = open_stream(arguments, [[ALL[4 * first : 4 * last]]], tasks=2, cpus_per_task=1)
         batches = read_stream(iterator)
 
         def noted():
@@ -206,7 +233,7 @@ def test_the_next_execution_is_begun_before_one_ends(ray_cluster, run_data):
 
         return CloseableIterator(noted(), wake=batches.close)
 
-    batches = read_in_turn(part, 0, STEPS, STEPS // 2, 4)
+    batches = read_in_turn(part, 0, STEPS, STEPS // 2, MicroBatchSchedule(4, 1), 0)
     found = [next(batches) for _ in range(12)]
     assert opened == [(0, 4)] and began.acquire(timeout=0)
     found.append(next(batches))  # of 16
@@ -255,7 +282,7 @@ def test_it_begins_where_less_than_a_cpu_is_free(ray_cluster, run_data):
     tenant = Tenant.remote()
     assert ray.get(tenant.here.remote())
     try:
-        (iterator,) = open_stream(arguments, [ALL], tasks=1, cpus_per_task=0.5)
+        (iterator,) = open_stream(arguments, [[ALL]], tasks=1, cpus_per_task=0.5)
         assert ids_of(read_stream(iterator)) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
     finally:
         ray.kill(tenant)
@@ -272,11 +299,12 @@ def test_a_coordinator_that_is_killed_loses_no_sample(ray_cluster, run_data, slo
 
     def read(rank: int):
         def rest(count: int):
-            return open_stream(arguments, [wanted[rank][count:]], tasks=1, cpus_per_task=0.5)[0]
+            return open_stream(arguments, [[wanted[rank][count:]]], tasks=1, cpus_per_task=0.5)[0]
 
         return read_stream(iterators[rank], rest, said.append)
 
-    iterators = open_stream(arguments, wanted, tasks=2, cpus_per_task=0.5)
+    by_step = [[schedule.of_rank(step, rank) for step in range(STEPS)] for rank in range(2)]
+    iterators = open_stream(arguments, by_step, tasks=2, cpus_per_task=0.5)
     streams = [read(rank) for rank in range(2)]
     with ThreadPoolExecutor(2) as threads:  # an execution begins when all its readers have asked for a batch
         found = [[batch] for batch in threads.map(next, streams)]
@@ -300,7 +328,7 @@ def test_coordinators_that_die_without_a_batch_between_them_are_an_error(ray_clu
     opened, said = [], []
 
     def dying(count: int):
-        (iterator,) = open_stream(arguments, [ALL[count:]], tasks=1, cpus_per_task=0.5)
+        (iterator,) = open_stream(arguments, [[ALL[count:]]], tasks=1, cpus_per_task=0.5)
         ray.kill(iterator._coord_actor)
         opened.append(count)
         return iterator
@@ -313,7 +341,7 @@ def test_coordinators_that_die_without_a_batch_between_them_are_an_error(ray_clu
 
 def test_a_stream_whose_coordinator_dies_behind_its_last_batch_ends(ray_cluster, run_data):
     arguments, data = run_data(timeout=60)
-    (iterator,) = open_stream(arguments, [ALL], tasks=2, cpus_per_task=1)
+    (iterator,) = open_stream(arguments, [[ALL]], tasks=2, cpus_per_task=1)
     batches = read_stream(iterator, lambda count: None if count == len(ALL) else pytest.fail("a batch is missing"))
     found = [next(batches) for _ in ALL]
     ray.kill(iterator._coord_actor)
@@ -326,7 +354,7 @@ def test_more_executions_than_cpus_run_all_their_tasks_and_no_more(ray_cluster, 
     arguments, data = run_data(timeout=60)
     for path in data.index.shard_paths:
         slow_storage.hold(path)
-    streams = [read_stream(open_stream(arguments, [ALL], tasks=3, cpus_per_task=0.1)[0]) for _ in range(6)]
+    streams = [read_stream(open_stream(arguments, [[ALL]], tasks=3, cpus_per_task=0.1)[0]) for _ in range(6)]
     with ThreadPoolExecutor(len(streams)) as threads:
         found = threads.map(list, streams)
         deadline = time.monotonic() + 90

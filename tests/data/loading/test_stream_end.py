@@ -47,7 +47,7 @@ def prepared(tmp_path_factory, prepare):
 def start(arguments, world: int = 1, first: int = 0, last: int = STEPS):
     """One reader a rank; four micro-batches a step."""
     of_rank = MicroBatchSchedule(4, world).of_rank
-    wanted = [[n for step in range(first, last) for n in of_rank(step, rank)] for rank in range(world)]
+    wanted = [[of_rank(step, rank) for step in range(first, last)] for rank in range(world)]
     iterators = open_stream(arguments, wanted, tasks=2, cpus_per_task=1)
     return [read_stream(iterator) for iterator in iterators]
 
@@ -139,7 +139,7 @@ def test_the_thread_of_the_next_execution_is_ended(ray_cluster, prepared):
     def part(first: int, last: int):
         return start(arguments, 1, first, last)[0]
 
-    batches = read_in_turn(part, 0, STEPS, STEPS // 2, 4)
+    batches = read_in_turn(part, 0, STEPS, STEPS // 2, MicroBatchSchedule(4, 1), 0)
     assert read(batches, 13) == ids[: 13 * BATCH_SIZE]  # the next was begun with the last of these
     batches.close()
     assert "next execution" not in {thread.name for thread in threading.enumerate()}
@@ -168,7 +168,7 @@ from radioplat.data.loading.ray_stream import open_stream, read_stream
 (folder, dataset, views), count = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 arguments = (folder, dataset, tuple(map(tuple, views)))
-(iterator,) = open_stream(arguments, [range(32)], tasks=2, cpus_per_task=1)
+(iterator,) = open_stream(arguments, [[range(32)]], tasks=2, cpus_per_task=1)
 batches = read_stream(iterator)
 for _ in range(count):
     next(batches)
@@ -226,7 +226,7 @@ from radioplat.data.loading.ray_stream import open_stream, read_stream
 folder, dataset, views = json.loads(sys.argv[1])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 arguments = (folder, dataset, tuple(map(tuple, views)))
-opened = [open_stream(arguments, [range(32)], tasks=1, cpus_per_task=0.1) for _ in range(8)]
+opened = [open_stream(arguments, [[range(32)]], tasks=1, cpus_per_task=0.1) for _ in range(8)]
 streams = [read_stream(iterator) for (iterator,) in opened]
 for batches in streams:
     next(batches)

@@ -1,0 +1,178 @@
+"""Measure what micro-batches cost on each rank, and deal those of later steps by it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from radioplat.data.batch import Batch
+from radioplat.data.order.dealing import Costs, end_of, key_of
+from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
+from radioplat.design.memory import AHEAD
+from radioplat.spec.schema.root import Spec
+from radioplat.training.feed.feeder import prefetch_depth
+from radioplat.training.hooks.step_hook import StepHook
+from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRecord
+from radioplat.training.watch.rank_context import RankContext
+
+LOOK = 10  # steps between two decisions
+LEAST_GAIN = 0.05  # of the time of a step: less is not worth another start of the streams
+OPEN_S = 10.0  # time in which a stream can be opened
+LONGEST_LEAD = 30  # steps from a decision to the first that is dealt anew
+_NEW = 0.2  # weight of a step in the means
+
+
+class MicroBatchCosts(StepHook):
+    """Time the forwards of this rank; from the sums over all ranks, all of them decide alike.
+
+    A forward's time stands for that of the micro-batch: a backward may wait for other ranks. At ZeRO 3 forwards wait,
+    too, and nothing is measured; sizes alone decide.
+
+    Args:
+        schedule: is changed.
+        say: gets a line at each change, and whether it is a warning.
+    """
+
+    name = "dealing"
+
+    def __init__(
+        self, spec: Spec, context: RankContext, schedule: MicroBatchSchedule, say: Callable[[str, bool], None]
+    ):
+        self._context, self._schedule, self._say = context, schedule, say
+        self._measures = schedule.by_cost and not (schedule.in_slots and spec.train.zero_stage == 3)
+        # Steps that some rank may have read already: each has at least one micro-batch.
+        self._read_ahead = prefetch_depth(spec) + AHEAD + 4
+        self._timers: list[_Timer] = []
+        self._before: list[_Timer] = []  # of the step before, whose work on the device has ended
+        self._seconds: dict[str, float] = {}  # by kind
+        self._slowness = [1.0] * context.world_size
+        self._imbalance = 0.0
+
+    def begin_step(self, step: int) -> None:
+        """Begin to measure a step."""
+        self._before, self._timers = self._timers, []
+
+    def begin_micro_batch(self, step: int, batch: Batch) -> None:
+        """Start the time of a forward."""
+        if self._measures and batch.micro_batch >= 0:
+            place = batch.micro_batch % self._schedule.micro_batches
+            self._timers.append(_Timer(key_of(self._schedule.kinds_of(step)[place]), self._context.device))
+
+    def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
+        """Stop the time; of a micro-batch in pieces, that of the first counts."""
+        if self._measures and batch.micro_batch >= 0:
+            self._timers[-1].stop()
+        return CONTINUE
+
+    def sums(self) -> dict[str, float]:
+        """Return seconds and counts by kind, and this rank's seconds beside those of usual ranks."""
+        numbers: dict[str, float] = {}
+        ended = [(timer.kind, timer.seconds()) for timer in self._before]
+        for kind, seconds in ended:
+            if seconds is None:
+                continue
+            rank = self._context.rank
+            for name, value in (
+                (f"seconds/{kind}", seconds),
+                (f"count/{kind}", 1.0),
+                (f"took/{rank}", seconds),
+                (f"usual/{rank}", self._seconds.get(kind, 0.0)),
+            ):
+                numbers[name] = numbers.get(name, 0.0) + value
+        return numbers
+
+    def after_step(self, record: StepRecord) -> None:
+        """Add the step to the means, and decide now and then whether to deal anew."""
+        if not self._measures:
+            return
+        sums = {name.removeprefix("dealing/"): n for name, n in record.sums.items() if name.startswith("dealing/")}
+        self._learn(sums)
+        if record.step % LOOK == LOOK - 1 and self._seconds:
+            self._decide(record.step + 1, sums)
+
+    def figures(self) -> dict[str, float]:
+        """Return the time of the slowest rank over that of the mean one."""
+        return {"imbalance": self._imbalance} if self._imbalance else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seconds by kind; the speed of ranks is measured anew, since others may have them."""
+        return {"micro_batch_seconds": dict(self._seconds)} if self._measures else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the seconds."""
+        self._seconds = dict(state["micro_batch_seconds"])
+
+    def _learn(self, sums: Mapping[str, float]) -> None:
+        took = [sums.get(f"took/{rank}", 0.0) for rank in range(self._context.world_size)]
+        usual = [sums.get(f"usual/{rank}", 0.0) for rank in range(self._context.world_size)]
+        if all(took):
+            self._imbalance = max(took) * len(took) / sum(took)
+        if all(usual):
+            ratios = [seconds / known for seconds, known in zip(took, usual, strict=True)]
+            middle = sorted(ratios)[len(ratios) // 2] if len(ratios) > 2 else min(ratios)
+            self._slowness = [
+                (1 - _NEW) * old + _NEW * ratio / middle for old, ratio in zip(self._slowness, ratios, strict=True)
+            ]
+        for name, seconds in sums.items():
+            what, _, kind = name.partition("/")
+            if what == "seconds":
+                mean = seconds / sums[f"count/{kind}"]
+                self._seconds[kind] = (1 - _NEW) * self._seconds.get(kind, mean) + _NEW * mean
+
+    def _decide(self, step: int, sums: Mapping[str, float]) -> None:
+        """Deal anew from a later step on if that is expected to save time."""
+        schedule, world = self._schedule, self._context.world_size
+        took = max(sums.get(f"took/{rank}", 0.0) for rank in range(world))
+        lead = math.ceil(OPEN_S / (3 * took)) if took else LONGEST_LEAD  # a step takes some three forwards
+        first = max(step + max(self._read_ahead, min(lead, LONGEST_LEAD)), schedule.fixed_until + self._read_ahead)
+        if schedule.next_change(step) is not None:
+            return  # one is on its way
+        found = Costs.measured(self._seconds, tuple(self._slowness))
+        now, then = (self._end(schedule.costs_at(step), found), self._end(found, found))
+        if then < (1 - LEAST_GAIN) * now:
+            schedule.change(first, found)
+            slow = ", ".join(f"{slow:.2f}" for slow in self._slowness) if world <= 16 else f"{max(self._slowness):.2f}"
+            self._say(
+                f"from step {first + 1} on micro-batches are dealt anew, by what they were measured to cost: steps are "
+                f"expected to take {100 * then / now:.0f} % of the time (ranks take {slow} times as long as usual)",
+                False,
+            )
+
+    def _end(self, dealt_by: Costs, costs: Costs) -> float:
+        """Return how long the ranks together would compute for some steps dealt by one and costing the other."""
+        total, schedule = 0.0, self._schedule
+        for step in range(LOOK):
+            kinds = schedule.kinds_of(step)
+            dealt = schedule.deal(kinds, dealt_by)
+            total += end_of(dealt, [costs.of(kind) for kind in kinds], costs.slowness, schedule.in_slots)
+        return total
+
+
+class _Timer:
+    """Time of one forward, on the device."""
+
+    def __init__(self, kind: str, device: torch.device) -> None:
+        self.kind = kind
+        self._on_gpu = device.type == "cuda"
+        self._begin, self._end = self._now(), None
+
+    def _now(self) -> Any:  # noqa: ANN401
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def stop(self) -> None:
+        """End the time, at the first call."""
+        self._end = self._now() if self._end is None else self._end
+
+    def seconds(self) -> float | None:
+        """Return the time; None if the forward did not happen."""
+        if self._end is None:
+            return None
+        return self._begin.elapsed_time(self._end) / 1000 if self._on_gpu else self._end - self._begin
