@@ -68,7 +68,7 @@ def trained(make_spec, weights, tmp_path_factory):
     from radioplat.launch.preflight.steps import prepare
     from radioplat.spec.loading.load import load_spec
 
-    def train(student: str, reduction: str, worlds: tuple[int, ...], **settings) -> str:
+    def train(student: str, reduction: str, worlds: tuple[int, ...], sizes: tuple[int, ...] = (), **settings) -> str:
         folder = tmp_path_factory.mktemp("exact")
         teacher = {
             "model": {"backbone": {"type": "test_vit", "kwargs": {"img_size": 64}}},
@@ -81,6 +81,8 @@ def trained(make_spec, weights, tmp_path_factory):
                         "target_norm": {"type": "phi_s", "fit": "running", "refresh_steps": 2}},
         })  # fmt: skip
         spec["dataset"]["batch_size"] = 4
+        if sizes:
+            spec["dataset"]["augmentation"] = {"multi_scales": list(sizes)}
         spec["model"]["backbone"] = STUDENTS[student]
         run, data = prepare(load_spec(spec), "distill", folder / "run" / "distill")
         keep_data(run, data)
@@ -118,3 +120,11 @@ def test_weights_do_not_depend_on_the_number_of_workers(trained, student, settin
     assert trained(student, "exact", (3, 1, 2), **settings) == one
     if "precision" not in settings:  # few gradients in bf16 have the same fp32 sum in any order
         assert trained(student, "fast", (2,), **settings) != trained(student, "fast", (1,), **settings)
+
+
+@pytest.mark.timeout(600)
+def test_weights_do_not_depend_on_which_worker_gets_which_micro_batch(trained):
+    """Of micro-batches of three sizes; workers get unequal numbers of them."""
+    sizes = (32, 64, 128)
+    even = trained("cnn", "exact", (2,), sizes, **DDP, dealing="even")
+    assert trained("cnn", "exact", (2,), sizes, **DDP, dealing="cost") == even
