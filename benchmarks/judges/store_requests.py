@@ -16,7 +16,8 @@ The last line on stdout is one JSON object. ``sent``: requests that the store re
 as ``refused_share`` of them; ``ideal_s``: images / rate, the time of one request for each; ``seconds``: until all
 images were read. ``unread``: images whose bytes were never sent in one answer, which should be 0. Of an outage:
 ``sent_in_outage``, ``sent_a_second`` in its last two thirds, and seconds from its end until the first image was sent,
-and until as many were sent as there are threads.
+and until all were sent that had been asked for during the outage; ``most_in_a_tenth_s``: requests in the fullest tenth
+of a second of the first second after it.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ BORN = 1_700_000_000  # modification time of the shards
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
-def shards(images: int, each: int) -> tuple[dict[str, bytes], dict[tuple[str, int, int], int]]:
-    """Return tars of ``each`` images by name, and how often each image, (name, first byte, last byte), was sent: 0."""
+Place = tuple[str, int, int]  # of an image: file, first byte, last byte
+
+
+def shards(images: int, each: int) -> tuple[dict[str, bytes], set[Place]]:
+    """Return tars of ``each`` images by name, and the place of each image."""
     from PIL import Image
 
     files: dict[str, bytes] = {}
-    places: dict[tuple[str, int, int], int] = {}
+    places: set[Place] = set()
     rng = random.Random(0)
     for first in range(0, images, each):
         name, buffer = f"{first // each:04d}.tar", io.BytesIO()
@@ -65,7 +69,7 @@ def shards(images: int, each: int) -> tuple[dict[str, bytes], dict[tuple[str, in
         files[name] = buffer.getvalue()
         buffer.seek(0)
         with tarfile.open(fileobj=buffer) as tar:
-            places |= {(name, m.offset_data, m.offset_data + m.size - 1): 0 for m in tar.getmembers()}
+            places |= {(name, m.offset_data, m.offset_data + m.size - 1) for m in tar.getmembers()}
     return files, places
 
 
@@ -79,7 +83,7 @@ class Store:
         rate: requests a second that are answered; None: all.
         fault: ``slow_down`` and ``refuse``: of all requests; "": none.
         log: (time, status) of each request since :meth:`begin`; status 0: the connection was closed.
-        sent_at: time of each image's first answer.
+        sent: times of the answers with an image, by its place, in ``places``; ``asked``: places of refused requests.
     """
 
     def __init__(self, images: int, each: int) -> None:
@@ -87,18 +91,21 @@ class Store:
         self.rate: float | None = None
         self.fault = ""
         self.log: list[tuple[float, int]] = []
-        self.sent_at: list[float] = []
+        self.sent: dict[Place, list[float]] = {}
+        self.asked: set[Place] = set()
         self._free_at = 0.0
 
     def begin(self) -> None:
         """Forget all requests so far."""
         self.log.clear()
-        self.sent_at.clear()
-        self.places = dict.fromkeys(self.places, 0)
+        self.sent = {place: [] for place in self.places}
+        self.asked.clear()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, or refuse it."""
         now = time.monotonic()
+        if self.fault and (place := self._place(request)) in self.places:
+            self.asked.add(place)
         if self.fault == "refuse":
             self.log.append((now, 0))
             assert request.transport is not None
@@ -120,8 +127,15 @@ class Store:
         self._free_at += 1 / self.rate
         return False
 
-    def _object(self, request: web.Request, now: float) -> web.Response:
+    def _place(self, request: web.Request) -> Place:
+        """Return the object and bytes that a request asks for; (name, 0, the last byte) without a range."""
         name = request.path.removeprefix(f"/{BUCKET}").strip("/")
+        first, _, last = request.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        end = len(self._files.get(name, b"")) - 1
+        return name, int(first), min(int(last or end), end)
+
+    def _object(self, request: web.Request, now: float) -> web.Response:
+        name, first, last = place = self._place(request)
         if not name:
             return web.Response()
         if name not in self._files:
@@ -131,12 +145,8 @@ class Store:
             return web.Response(headers=headers | {"Content-Length": str(len(data))})
         if "Range" not in request.headers:
             return web.Response(body=data, headers=headers)
-        first, last = (int(place) for place in request.headers["Range"].removeprefix("bytes=").split("-"))
-        last = min(last, len(data) - 1)
-        if (name, first, last) in self.places:
-            self.places[name, first, last] += 1
-            if self.places[name, first, last] == 1:
-                self.sent_at.append(now)
+        if place in self.sent:
+            self.sent[place].append(now)
         headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
         return web.Response(status=206, body=data[first : last + 1], headers=headers)
 
@@ -196,13 +206,13 @@ async def readers(store: Store, given: argparse.Namespace, home: str) -> tuple[f
 def figures(store: Store, given: argparse.Namespace, begin: float, end: float) -> dict[str, Any]:
     """Return what the store has seen."""
     refused = [at for at, status in store.log if status in (0, 503)]
-    last = max(store.sent_at)
+    last = max(times[0] for times in store.sent.values() if times)
     found: dict[str, Any] = {
         "sent": len(store.log),
         "refused": len(refused),
         "refused_share": round(len(refused) / len(store.log), 4),
-        "unread": sum(not times for times in store.places.values()),
-        "read_twice": sum(times > 1 for times in store.places.values()),
+        "unread": sum(not times for times in store.sent.values()),
+        "read_twice": sum(len(times) > 1 for times in store.sent.values()),
     }
     if given.case == "throttle":
         per_second = Counter(int(at - begin) for at, _ in store.log)
@@ -214,13 +224,16 @@ def figures(store: Store, given: argparse.Namespace, begin: float, end: float) -
         }
     during = [at for at, _ in store.log if begin <= at < end]
     late = [at for at in during if at >= begin + given.seconds / 3]
-    after = sorted(at for at in store.sent_at if at >= end)
-    threads = given.processes * given.threads
+    after = [at - end for at, _ in store.log if at >= end]
+    sent = [at - end for times in store.sent.values() for at in times if at >= end]
+    asked = [next(at for at in store.sent[place] if at >= end) - end for place in store.asked]
     return found | {
         "sent_in_outage": len(during),
         "sent_a_second": round(len(late) / (given.seconds * 2 / 3), 2),
-        "first_read_after_s": round(after[0] - end, 2),
-        "reads_of_all_threads_after_s": round(after[threads - 1] - end, 2),
+        "asked_in_outage": len(asked),
+        "first_read_after_s": round(min(sent), 2),
+        "all_asked_read_after_s": round(max(asked), 2),
+        "most_in_a_tenth_s": max(Counter(int(at * 10) for at in after if at < 1).values(), default=0),
     }
 
 
