@@ -98,8 +98,8 @@ class Run:
             return MicroBatchSchedule(self.micro_batches, world_size)
         views = sorted(self.views, key=lambda view: view.name != self.student_view)  # the student's first
         seed = self.spec.dataset.train_dataset.seed
-        found = partial(kinds, views, seed)
-        return MicroBatchSchedule(self.micro_batches, world_size, found, waits(train), costs)
+        sizes = partial(kinds, views, seed)
+        return MicroBatchSchedule(self.micro_batches, world_size, sizes, waits(train), costs)
 
     @property
     def partitions(self) -> Partitions:

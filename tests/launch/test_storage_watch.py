@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from radioplat.data.storage import outage
+from radioplat.data.storage import outage, probes
 from radioplat.data.storage.outage import StorageWait, note_waits_in
 from radioplat.launch import storage_watch
 from radioplat.launch.storage_watch import StorageWatch
@@ -24,8 +24,8 @@ EIO = OSError(5, "Input/output error")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
-    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(probes, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(probes, "LONGEST_PAUSE_ALONE_S", 0.02)
     monkeypatch.setattr(storage_watch, "EVERY_S", 0.05)
     monkeypatch.setattr(storage_watch, "QUIET_S", 0.4)
     (tmp_path / "data").mkdir()
@@ -101,10 +101,10 @@ def test_what_a_process_that_was_killed_noted_is_no_wait_for_ever(watched, tmp_p
     code = f"""
 import time
 from pathlib import Path
-from radioplat.data.storage import outage
+from radioplat.data.storage import outage, probes
+probes.FIRST_PAUSE_S = 100
 outage.note_waits_in(Path({str(tmp_path / "data")!r}))
 with outage.StorageWait("/corpus/1.tar", time.monotonic(), 60.0) as wait:
-    outage.FIRST_PAUSE_S = 100
     print("waits", flush=True)
     wait.failed(OSError(5, "Input/output error"))
 """

@@ -36,9 +36,9 @@ class ScanWait:
     def __enter__(self) -> ScanWait:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if self._wait is not None:
-            self._wait.__exit__(*exception)
+            self._wait.__exit__(kind, *exception)
 
     def may_read(self, batches: Sequence[ScanBatch], answer: Callable[[str], str]) -> bool:
         """Return True, after a pause if the files have been scanned before, or False if they are left out.

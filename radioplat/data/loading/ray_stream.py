@@ -36,7 +36,8 @@ from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import dataset_from_json, open_reader
 from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.data.ray_blocks import end_execution, read_blocks
-from radioplat.data.storage.outage import before_each_try, note_waits_in
+from radioplat.data.storage.outage import note_waits_in
+from radioplat.data.storage.request_rate import after_each_wait
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import wrapped_error
 
@@ -96,7 +97,7 @@ def _exit_after(seconds: float | None) -> Iterator[None]:
 
     restart_timer()
     try:
-        with before_each_try(restart_timer):
+        with after_each_wait(restart_timer):
             yield
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Costs:
-    """What micro-batches cost.
+    """Costs of micro-batches.
 
     Attributes:
         seconds: of a micro-batch on a rank of the usual speed, by its kind (its views' pixels a side); any unit.

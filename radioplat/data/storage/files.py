@@ -16,10 +16,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
+from pyarrow.fs import FileSystem
+
 from radioplat.common.atomic_files import written_aside
-from radioplat.data.storage.object_stores import filesystem, strip_scheme
+from radioplat.data.storage.object_stores import request, strip_scheme
+from radioplat.data.storage.request_rate import paced, throttles
 from radioplat.data.storage.retry import retried
 from radioplat.spec.resolved.paths import is_remote
 
@@ -104,8 +108,17 @@ class RangeFile:
         """Return ``length`` bytes from ``offset``; fewer only at the end of the file."""
         try:
             return self._source.read(offset, length)  # the fast path: it nearly always succeeds
-        except OSError:
-            return retried(lambda: self._open_anew().read(offset, length), self._path)
+        except OSError as error:
+            return retried(partial(self._again, offset, length, [throttles(error)]), self._path)
+
+    def _again(self, offset: int, length: int, whole: list[bool]) -> bytes:
+        """Read after an error; ``whole`` has one item, whether the handle can still be used: the store throttled."""
+        source = self._source if whole[0] else self._open_anew()
+        try:
+            return source.read(offset, length)
+        except OSError as error:
+            whole[0] = throttles(error)
+            raise
 
     def _open_anew(self) -> _Source:
         """Open the file again: the handle may be broken (stale on NFS, a closed connection, expired credentials).
@@ -154,7 +167,7 @@ def remove_file(path: str) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         if is_remote(path):
-            retried(lambda: filesystem(path).delete_file(strip_scheme(path)), path)
+            retried(lambda: request(path, lambda store, key: store.delete_file(key)), path)
         else:
             os.unlink(path)
 
@@ -221,12 +234,13 @@ class _Local:
 class _Remote:
     def __init__(self, path: str) -> None:
         self.state = _stat(path)
-        self._file = filesystem(path).open_input_file(strip_scheme(path))
+        self._path = path
+        self._file = request(path, lambda store, key: store.open_input_file(key))
 
     def read(self, offset: int, length: int) -> bytes:
         """See :class:`_Source`."""
         length = min(length, self.state.size - offset)  # the client rejects ranges that start after the end
-        return self._file.read_at(length, offset) if length > 0 else b""
+        return paced(self._path, lambda: self._file.read_at(length, offset)) if length > 0 else b""
 
 
 def _open(path: str) -> _Source:
@@ -236,7 +250,7 @@ def _open(path: str) -> _Source:
 def _stat(path: str) -> FileState:
     if not is_remote(path):
         return _state(os.stat(path))
-    info = filesystem(path).get_file_info(strip_scheme(path))
+    info = request(path, lambda store, key: store.get_file_info(key))
     if not info.is_file:
         raise FileNotFoundError(2, "No such object", path)
     return _remote_state(info)
@@ -244,22 +258,26 @@ def _stat(path: str) -> FileState:
 
 def _write(path: str, data: bytes) -> None:
     if is_remote(path):
-        with filesystem(path).open_output_stream(strip_scheme(path)) as stream:  # the object appears when it is closed
-            stream.write(data)
+        request(path, lambda store, key: _put(store, key, data))
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with written_aside(path) as aside:
         aside.write_bytes(data)
 
 
+def _put(store: FileSystem, key: str, data: bytes) -> None:
+    with store.open_output_stream(key) as stream:  # the object appears when it is closed
+        stream.write(data)
+
+
 def _copy(source: str, target: str) -> None:
     with contextlib.ExitStack() as stack:
         if is_remote(source):
-            reading = stack.enter_context(filesystem(source).open_input_stream(strip_scheme(source)))
+            reading = stack.enter_context(request(source, lambda store, key: store.open_input_stream(key)))
         else:
             reading = stack.enter_context(open(source, "rb"))
         if is_remote(target):
-            writing = stack.enter_context(filesystem(target).open_output_stream(strip_scheme(target)))
+            writing = stack.enter_context(request(target, lambda store, key: store.open_output_stream(key)))
             shutil.copyfileobj(reading, writing, _PIECE)
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -300,7 +318,7 @@ def _walk_remote(root: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str
     from pyarrow.fs import FileSelector
 
     base = strip_scheme(root)
-    for info in filesystem(root).get_file_info(FileSelector(base, recursive=True)):
+    for info in request(root, lambda store, key: store.get_file_info(FileSelector(key, recursive=True))):
         name = info.path[len(base) :].lstrip("/")
         hidden = any(part.startswith(".") for part in name.split("/"))
         if info.is_file and not hidden and wanted(name):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileSystem, GcsFileSystem, S3FileSystem, resolve_s3_region
 
+from radioplat.data.storage.request_rate import paced
+
+Result = TypeVar("Result")
 _REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT",
             "INVALID_CLIENT_TOKEN", "MISSING_AUTHENTICATION_TOKEN", "REQUEST_EXPIRED", "REQUEST_TIME_TOO_SKEWED",
             "HTTP status 400", "HTTP status 401", "HTTP status 403", "UNAUTHENTICATED", "PERMISSION_DENIED",
@@ -30,7 +35,16 @@ def filesystem(path: str) -> FileSystem:
     """
     scheme, _, rest = path.partition("://")
     bucket = rest.partition("/")[0]
-    return _gcs() if scheme == "gs" else _s3(bucket, _endpoint(), _region())
+    return _gcs() if scheme == "gs" else _s3(bucket, endpoint(), _region())
+
+
+def request(path: str, action: Callable[[FileSystem, str], Result]) -> Result:
+    """Return ``action(client, bucket/key)``, at the rate at which the bucket of ``path`` takes requests.
+
+    Raises:
+        OSError: by the action.
+    """
+    return paced(path, lambda: action(filesystem(path), strip_scheme(path)))
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +77,8 @@ def renew_clients() -> None:
     _gcs.cache_clear()
 
 
-def _endpoint() -> str | None:
+def endpoint() -> str | None:
+    """Return the address of the S3 server; None: AWS."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 

@@ -2,7 +2,8 @@
 
 Failing storage is not bad data: the read waits until the store answers or ``dataset.storage_timeout_s`` is over. A
 waiting process writes a small file to the folder set by :func:`note_waits_in`, so that the driver of a run sees the
-waits of all processes on all nodes (:func:`read_waits`).
+waits of all processes on all nodes (:func:`read_waits`). If a store fails as a whole, one read tries for all
+(:mod:`radioplat.data.storage.probes`).
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ import errno
 import json
 import logging
 import os
-import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from radioplat.data.storage.object_stores import credentials_refused, renew_clients
+from radioplat.data.storage import probes
+from radioplat.data.storage.object_stores import credentials_refused, renew_clients, request
+from radioplat.data.storage.request_rate import waited
 from radioplat.errors import StorageError
 from radioplat.spec.resolved.paths import is_remote
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0  # between two tries; each is twice the previous one
 FOLDER = "storage_waits"
 
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
@@ -35,7 +35,6 @@ _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _waiting: dict[int, StorageWait] = {}  # of this process, by thread
 _folder: Path | None = None
-_before_tries: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,8 @@ def root_is_there(root: str) -> bool:
     if is_remote(root):
         from pyarrow.fs import FileType
 
-        from radioplat.data.storage.object_stores import filesystem, strip_scheme
-
-        bucket = strip_scheme(root).partition("/")[0]
-        return filesystem(root).get_file_info(bucket).type is not FileType.NotFound
+        info = request(root, lambda store, key: store.get_file_info(key.partition("/")[0]))
+        return info.type is not FileType.NotFound
     try:
         with os.scandir(root) as entries:
             return next(entries, None) is not None
@@ -117,16 +114,6 @@ def forget_waits(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def before_each_try(action: Callable[[], None]) -> Iterator[None]:
-    """During the block, call ``action`` before each new try of a waiting read of this process."""
-    _before_tries.append(action)
-    try:
-        yield
-    finally:
-        _before_tries.remove(action)
-
-
 class StorageWait:
     """The wait of one read: a context manager; call :meth:`failed` after each failed try.
 
@@ -138,12 +125,17 @@ class StorageWait:
 
     def __init__(self, path: str, began: float, timeout_s: float) -> None:
         self._path, self._began, self._timeout = path, began, timeout_s
-        self._tries, self._pause = 0, FIRST_PAUSE_S
+        self._tries, self._pause = 0, probes.FIRST_PAUSE_S
+        self._shared, self._has_turn = probes.probes_of(path), False
 
     def __enter__(self) -> StorageWait:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None or (issubclass(kind, Exception) and not issubclass(kind, StorageError)):
+            self._shared.succeeded()  # also if the file is bad: the store says so, or other files can be read
+        elif self._has_turn:
+            self._shared.failed()
         with _lock:
             _waiting.pop(threading.get_ident(), None)
             if not _waiting and _folder is not None:
@@ -158,22 +150,27 @@ class StorageWait:
         """
         self._tries += 1
         answer = error.strerror or " ".join(str(error).split())
-        waited = time.monotonic() - self._began
-        if waited >= self._timeout:
+        now = time.monotonic()
+        seconds, until = now - self._began, self._began + self._timeout
+        if now >= until:
             raise StorageError(
-                f"{self._path} could not be read for {waited:.0f} s; the storage's last answer: {answer}",
+                f"{self._path} could not be read for {seconds:.0f} s; the storage's last answer: {answer}",
                 where="dataset.storage_timeout_s",
                 hint="Repair the storage (its mount, network or credentials) and run the same command again: it "
                 "continues from the last checkpoint.",
             )
         if credentials_refused(error):
             renew_clients()
-        self._note(WaitNote(self._path, answer, round(waited, 1), self._tries))
-        # Random, so that readers that failed together do not retry together.
-        time.sleep(min(self._pause * random.uniform(0.7, 1.0), self._timeout - waited))
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        for action in tuple(_before_tries):
-            action()
+        self._note(WaitNote(self._path, answer, round(seconds, 1), self._tries))
+        if may_be_of_one_file(self._path, error):  # no other read may depend on this one's tries
+            if self._has_turn:
+                self._shared.failed()
+            self._has_turn = False
+            self._shared.wait_alone(min(now + probes.jittered(self._pause), until))
+            self._pause = min(2 * self._pause, probes.LONGEST_PAUSE_ALONE_S)
+        else:
+            self._has_turn = self._shared.wait(self._has_turn, until)
+        waited()
 
     def _note(self, note: WaitNote) -> None:
         with _lock:

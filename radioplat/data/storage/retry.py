@@ -32,7 +32,8 @@ def retried(action: Callable[[], Result], path: str) -> Result:
         path: the accessed path, added to errors that have none.
 
     Raises:
-        OSError: the error is permanent, or persisted for :data:`ATTEMPTS` tries (about nine seconds).
+        OSError: the error is permanent, or persisted for :data:`ATTEMPTS` tries (about nine seconds; longer if the
+            store throttles, as each request then waits for its turn).
     """
     pause, renewed, attempts = FIRST_PAUSE_S, False, _attempts.get() or ATTEMPTS
     for attempt in range(1, attempts + 1):

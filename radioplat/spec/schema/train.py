@@ -30,7 +30,7 @@ class EngineName(str, Enum):
 
 
 class Dealing(str, Enum):
-    """How the micro-batches of a step go to workers.
+    """Assignment of the micro-batches of a step to workers.
 
     - ``cost``: by their sizes and the speed of each worker, so that no worker waits long for another.
     - ``even``: number j goes to worker j modulo their number.

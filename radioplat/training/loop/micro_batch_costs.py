@@ -118,8 +118,8 @@ class MicroBatchCosts(StepHook):
                 (1 - _NEW) * old + _NEW * ratio / middle for old, ratio in zip(self._slowness, ratios, strict=True)
             ]
         for name, seconds in sums.items():
-            what, _, kind = name.partition("/")
-            if what == "seconds":
+            column, _, kind = name.partition("/")
+            if column == "seconds":
                 mean = seconds / sums[f"count/{kind}"]
                 self._seconds[kind] = (1 - _NEW) * self._seconds.get(kind, mean) + _NEW * mean
 
@@ -131,10 +131,10 @@ class MicroBatchCosts(StepHook):
         first = max(step + max(self._read_ahead, min(lead, LONGEST_LEAD)), schedule.fixed_until + self._read_ahead)
         if schedule.next_change(step) is not None:
             return  # one is on its way
-        found = Costs.measured(self._seconds, tuple(self._slowness))
-        now, then = (self._end(schedule.costs_at(step), found), self._end(found, found))
+        measured = Costs.measured(self._seconds, tuple(self._slowness))
+        now, then = (self._end(schedule.costs_at(step), measured), self._end(measured, measured))
         if then < (1 - LEAST_GAIN) * now:
-            schedule.change(first, found)
+            schedule.change(first, measured)
             slow = ", ".join(f"{slow:.2f}" for slow in self._slowness) if world <= 16 else f"{max(self._slowness):.2f}"
             self._say(
                 f"from step {first + 1} on micro-batches are dealt anew, by what they were measured to cost: steps are "

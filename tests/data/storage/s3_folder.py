@@ -2,12 +2,15 @@
 
 ``python s3_folder.py FOLDER PORT KEYS``: objects are files, buckets are folders. A request that is signed with another
 access key than one of the file ``KEYS`` is answered as S3 answers one with an expired token; without that file all are
-served.
+served. Beside it, the file ``broken`` has parts of paths, one a line, whose requests are answered with an internal
+error, and ``requests`` gets a line for each request: its time and path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +29,11 @@ class Handler(BaseHTTPRequestHandler):
         key = self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
         if self.keys.exists() and key not in self.keys.read_text().split():
             return self._error(400, "ExpiredToken")
+        with open(self.keys.with_name("requests"), "a") as requests:
+            requests.write(f"{time.time()} {self.path}\n")
+        with contextlib.suppress(FileNotFoundError):
+            if any(part in self.path for part in self.keys.with_name("broken").read_text().split()):
+                return self._error(500, "InternalError")
         path = self.folder / unquote(urlsplit(self.path).path).strip("/")
         if path.is_dir():
             return self._answer(200, b"")

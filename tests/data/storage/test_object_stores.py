@@ -18,7 +18,7 @@ from radioplat.data.index.survey import survey
 from radioplat.data.loading.fetch import Fetcher
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.order.order import SampleOrder
-from radioplat.data.storage import outage, retry
+from radioplat.data.storage import probes, request_rate, retry
 from radioplat.data.storage.files import RangeFile, list_files, read_range, stat_file
 from radioplat.data.views.render import ViewSpec
 from radioplat.errors import DataError
@@ -101,6 +101,7 @@ def folder(tmp_path_factory, client, write_tar, photo):
 @pytest.fixture(autouse=True)
 def quick(store, folder, monkeypatch):
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(request_rate, "_rates", {})
     store.reset()
 
 
@@ -162,7 +163,7 @@ def test_errors_that_pass_are_waited_for(folder, store, tmp_path):
 
 
 def test_a_sample_waits_for_a_store_that_is_overloaded_for_long(folder, store, tmp_path, monkeypatch):
-    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(probes, "FIRST_PAUSE_S", 0.01)
     index = build_index(split("s3://corpus/set"), "d", tmp_path / "index", max_pixels=10**9)
     fetcher = Fetcher(index, 60.0)
     expected = fetcher.bytes_of(3)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from radioplat.data.images.decode import BadSample
 from radioplat.data.index.build import build_index
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.loading.fetch import Fetcher
-from radioplat.data.storage import outage, retry
+from radioplat.data.storage import outage, probes, retry
 from radioplat.data.storage.files import RangeFile, stat_file
 from radioplat.data.storage.outage import StorageWait, is_waiting, note_waits_in, read_waits
 from radioplat.errors import StorageError
@@ -26,12 +27,13 @@ from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
 READER = """
 import sys, time, traceback
-from radioplat.data.storage import outage, retry
+from radioplat.data.storage import outage, probes, retry
 from radioplat.data.images.decode import BadSample
 from radioplat.data.loading.fetch import Fetcher
 from radioplat.data.index.shard_index import ShardIndex
 from pathlib import Path
-retry.FIRST_PAUSE_S, outage.FIRST_PAUSE_S, outage.LONGEST_PAUSE_S = 0.001, 0.05, 0.1
+retry.FIRST_PAUSE_S, probes.FIRST_PAUSE_S = 0.001, 0.05
+probes.LONGEST_PAUSE_S = probes.LONGEST_PAUSE_ALONE_S = 0.1
 folder, timeout, storage_timeout, careful = Path(sys.argv[1]), *map(float, sys.argv[2:4]), sys.argv[4] == "careful"
 outage.note_waits_in(folder)
 fetcher = Fetcher(ShardIndex.load(folder), timeout, careful, storage_timeout)
@@ -104,8 +106,9 @@ def reader(index, failing_reads):
 def quick(monkeypatch) -> None:
     """Pauses of a test."""
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(probes, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(probes, "LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(probes, "LONGEST_PAUSE_ALONE_S", 0.1)
 
 
 def wait_until(condition, seconds: float = 20.0) -> None:
@@ -287,6 +290,89 @@ def test_a_bucket_that_is_away_is_waited_for_and_an_object_is_not(s3, photo, tmp
     (bucket / "0.tar").unlink()
     with pytest.raises(BadSample, match="shard_changed"):
         Fetcher(index, 60.0).bytes_of(1)
+
+
+class Broken:
+    """Parts of the store that fail, and the requests that reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._broken, self._requests = folder / "broken", folder / "requests"
+
+    def set(self, *parts: str) -> None:
+        aside = self._broken.with_suffix(".aside")
+        aside.write_text("\n".join(parts))
+        aside.replace(self._broken)
+
+    def requests(self, since: float) -> int:
+        return sum(float(line.split()[0]) >= since for line in self._requests.read_text().splitlines())
+
+
+def test_one_read_at_a_time_tries_a_store_that_is_down_and_all_go_on_soon_after(s3, tmp_path):
+    start, index, _ = s3
+    start()
+    broken, threads = Broken(tmp_path), 16
+    with ThreadPool(threads) as pool:
+        fetcher = Fetcher(index, 60.0)
+        pool.map(fetcher.bytes_of, range(6))
+        broken.set("/bucket/")
+        reads = pool.map_async(fetcher.bytes_of, [row % 6 for row in range(threads)], chunksize=1)
+        wait_until(lambda: len(outage._waiting) == threads)
+        since = time.time()
+        time.sleep(3.0)
+        tries = broken.requests(since)
+        assert 3.0 / 0.1 / 2 <= tries <= 3.0 / 0.07 + 5  # of one read: a request each 0.07 to 0.1 s
+        broken.set()
+        assert [len(data) for data in reads.get(2.0)] == [int(index.length[row % 6]) for row in range(threads)]
+
+
+def test_an_object_that_fails_alone_holds_up_no_other_read(s3, tmp_path):
+    start, index, _ = s3
+    start()
+    broken = Broken(tmp_path)
+    broken.set("/bucket/")
+    fetcher = Fetcher(index, 60.0, storage_timeout_s=6.0)
+    with ThreadPool(8) as pool:
+        bad = pool.apply_async(fetcher.bytes_of, (0,))
+        wait_until(is_waiting)  # it has the turn
+        good = pool.map_async(fetcher.bytes_of, (2, 3, 4, 5), chunksize=1)
+        wait_until(lambda: len(outage._waiting) == 5)
+        broken.set("/bucket/0.tar")
+        assert [len(data) for data in good.get(3.0)] == [int(index.length[row]) for row in (2, 3, 4, 5)]
+        with pytest.raises(StorageError, match="HTTP status 500"):
+            bad.get(15.0)
+
+
+def test_a_read_that_waits_for_the_try_of_another_keeps_its_time_limit(s3, tmp_path, monkeypatch):
+    start, index, _ = s3
+    start()
+    Broken(tmp_path).set("/bucket/")
+    monkeypatch.setattr(probes, "FIRST_PAUSE_S", 20.0)
+    monkeypatch.setattr(probes, "LONGEST_PAUSE_S", 20.0)
+
+    def read(row: int) -> tuple[str, float]:
+        begin = time.monotonic()
+        with pytest.raises(StorageError) as error:
+            Fetcher(index, 60.0, storage_timeout_s=1.0).bytes_of(row)
+        return str(error.value), time.monotonic() - begin
+
+    with ThreadPool(4) as pool:
+        for said, seconds in pool.map(read, range(4), chunksize=1):
+            assert "could not be read for 1 s" in said and 1.0 <= seconds < 3
+
+
+def test_a_read_that_waits_alone_goes_on_when_another_of_its_folder_succeeds(quick, monkeypatch):
+    def wait(path: str, pause: float) -> float:
+        monkeypatch.setattr(probes, "FIRST_PAUSE_S", pause)
+        began = time.monotonic()
+        with StorageWait(path, began, 60.0) as waiting:
+            waiting.failed(OSError(5, "Input/output error"))
+        return time.monotonic() - began
+
+    with ThreadPool(3) as pool:
+        one, other = pool.apply_async(wait, ("/x/1.tar", 30.0)), pool.apply_async(wait, ("/y/1.tar", 3.0))
+        wait_until(lambda: len(outage._waiting) == 2)
+        assert wait("/x/2.tar", 0.1) < 0.2
+        assert one.get(2.0) < 2 < other.get(5.0)
 
 
 def test_a_wait_is_noted_while_any_read_of_the_process_waits(tmp_path, quick):
