@@ -25,6 +25,7 @@ class Rank:
         import torch.distributed as dist
 
         from radioplat.data.loading import ray_stream
+        from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
         from radioplat.launch.ray.streams import Streams
         from radioplat.training.watch.rank_context import RankContext
 
@@ -32,12 +33,20 @@ class Rank:
             ray_stream.MICRO_BATCHES, ray_stream.LEAST_STEPS = 1, steps_per_execution
         dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
         self.said: list[str] = []
+        self.schedule = MicroBatchSchedule(4, 2, lambda first, last: [(64,)] * (last - first))
         self.streams = Streams(run, RankContext(rank, 2, torch.device("cpu"), True), self.said.append)
 
     def open(self, start: int) -> list[int]:
         """Open the stream; return the ids of the first micro-batch."""
-        self.batches = self.streams.read(start, STEPS)
+        self.batches = self.streams.read(start, STEPS, self.schedule)
         return next(self.batches).sample_id.tolist()
+
+    def change(self, step: int, slowness: tuple[float, ...]) -> list[int]:
+        """Deal micro-batches anew from ``step`` on; return how many this rank gets of each step."""
+        from radioplat.data.order.dealing import Costs
+
+        self.schedule.change(step, Costs(slowness=slowness))
+        return [len(self.schedule.of_rank(each, self.streams._rank)) for each in range(STEPS)]
 
     def take(self, count: int) -> list[int]:
         """Return the ids of the next micro-batches."""
@@ -80,6 +89,27 @@ def of_steps(order: list[int], rank: int, first: int, last: int) -> list[int]:
     """The ids of one rank: of four micro-batches of two a step, number j is of rank j mod 2."""
     numbers = [step * 4 + j for step in range(first, last) for j in (rank, rank + 2)]
     return [i for n in numbers for i in order[2 * n : 2 * n + 2]]
+
+
+@pytest.mark.parametrize("step", [11, 20])
+def test_ranks_follow_a_change_of_the_dealing(start_ranks, step):
+    """Inside an execution, and where one that is open already begins; both are dealt by the old costs."""
+    import ray
+
+    ranks, order = start_ranks(10)
+    read = ray.get([rank.open.remote(0) for rank in ranks])
+    more = ray.get([rank.take.remote(17) for rank in ranks])  # the next execution is opened at the 15th
+    counts = ray.get([rank.change.remote(step, (3.0, 1.0)) for rank in ranks])
+    rest = ray.get([rank.rest.remote() for rank in ranks])
+    assert counts[0] == [2] * step + [1] * (STEPS - step) and counts[1] == [2] * step + [3] * (STEPS - step)
+    places = [0, 0]
+    for each in range(STEPS):
+        got: list[int] = []
+        for rank in range(2):
+            ids = read[rank] + more[rank] + rest[rank]
+            got += ids[2 * places[rank] : 2 * (places[rank] + counts[rank][each])]
+            places[rank] += counts[rank][each]
+        assert sorted(got) == sorted(order[8 * each : 8 * each + 8]), each
 
 
 def test_a_late_rank_gets_all_its_micro_batches(start_ranks):
