@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -79,6 +80,7 @@ def start_and_end(arguments, ids: list[int], times: int, draw: random.Random) ->
         assert set(threading.enumerate()) <= threads, (number, stop)
         assert list(batches) == []
     del batches
+    gc.collect()  # Ray keeps handles in cycles
     deadline = time.monotonic() + 30
     while (left := processes(b"_ReadSpan", b"SplitCoordinator")) and time.monotonic() < deadline:
         time.sleep(0.2)
