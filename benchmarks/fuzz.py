@@ -276,8 +276,10 @@ def attack(
                     print(f"{kind}: trial {number} of seed {seed}: {outcome or 'its process died'}", flush=True)
                 number += 1
             worker.kill()
-        if outcome == "held":  # the trial that was cut off by the end of the time
-            _kept(kind, seed, number).unlink(missing_ok=True)
+        if outcome == "held":  # the trials that it ran ahead of us
+            for kept in FOLDER.glob(f"{kind}_{seed}_*"):
+                if int(kept.stem.rpartition("_")[2]) >= number:
+                    kept.unlink()
     return {name: counts[name] for name in ("trials", *OUTCOMES)}
 
 

@@ -19,7 +19,7 @@ from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.ray.scanning import scanner
 from radioplat.launch.storage_watch import StorageWatch
 from radioplat.spec.checks.tasks.training_run import check
-from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.driver_log import driver_log
@@ -219,9 +219,17 @@ def _first_step(run: Run, folder: TaskFolder, checkpoint: tuple[Path, RunState] 
     name = path.name if path.parent == run.folder else str(path)
     if problems := list(order_problems(run.spec, name, state, run.order_fields, folder.path)):
         raise SpecError(*problems)
-    changes = folder.spec_changes(to_yaml(run.spec))
+    changes = folder.spec_changes(to_yaml(run.spec), _with_defaults)
     changed = f"; changed in the spec since: {', '.join(changes)}" if changes else "; the spec is unchanged"
     done, total = state.global_step, run.total_steps
     if done >= total:
         return done, f"{folder.path}: {name} has all {total} steps, nothing is left to do{changed}"
     return done, f"{folder.path}: goes on from {name} at step {done} of {total}{changed}"
+
+
+def _with_defaults(path: Path) -> str:
+    """Return the text of a saved spec with the defaults of the fields that an earlier version did not have."""
+    try:
+        return to_yaml(load_spec(path))
+    except SpecError:  # it names a field that this version does not have
+        return path.read_text(encoding="utf-8")

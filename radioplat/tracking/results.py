@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +68,21 @@ class TaskFolder:
         """Save the spec atomically; secrets are masked."""
         return write_atomic(self.experiment_path, redact_yaml(yaml_text))
 
-    def spec_changes(self, new_yaml: str) -> list[str]:
+    def spec_changes(self, new_yaml: str, read: Callable[[Path], str] | None = None) -> list[str]:
         """Compare the saved spec with ``new_yaml``; one line for each changed field, in the order of the fields.
+
+        Args:
+            new_yaml: the spec to compare with.
+            read: returns the text of the saved spec; one that adds the defaults of fields which the version that saved
+                it did not have keeps them out of the answer.
 
         Returns:
             Lines such as ``train.optim.lr: 0.001 -> 0.002``; empty if nothing is saved or nothing changed.
         """
         if not self.experiment_path.exists():
             return []
-        old = dict(_leaves(yaml.safe_load(self.experiment_path.read_text(encoding="utf-8"))))
+        path = self.experiment_path
+        old = dict(_leaves(yaml.safe_load(redact_yaml(read(path) if read else path.read_text(encoding="utf-8")))))
         new = dict(_leaves(yaml.safe_load(redact_yaml(new_yaml))))
         return [
             f"{key}: {_shown(old.get(key, _ABSENT))} -> {_shown(new.get(key, _ABSENT))}"
