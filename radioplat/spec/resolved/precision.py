@@ -2,7 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from radioplat.spec.resolved.reduction import is_exact
 from radioplat.spec.schema.train import Precision, TrainConfig
+
+
+@dataclass(frozen=True)
+class Fp32Arithmetic:
+    """How a run's processes compute fp32 on GPUs.
+
+    Attributes:
+        tf32: whether matrices are multiplied as TF32; None: as torch does by itself, with convolutions as TF32.
+        benchmark, deterministic: of ``train.cudnn``.
+        exact: ``train.reduction: exact``, which wants deterministic kernels.
+    """
+
+    tf32: bool | None = None
+    benchmark: bool = False
+    deterministic: bool = False
+    exact: bool = False
+
+
+def fp32_arithmetic_of(train: TrainConfig) -> Fp32Arithmetic:
+    """Return how the processes of a run compute fp32 on GPUs, its teachers' replicas too."""
+    return Fp32Arithmetic(train.tf32, train.cudnn.benchmark, train.cudnn.deterministic, is_exact(train))
 
 
 def precision_of(train: TrainConfig) -> Precision:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from radioplat.spec.resolved.image_sizes import sizes_seen_with, student_sizes, views_differ
 from radioplat.spec.resolved.losses import definition_of
 from radioplat.spec.resolved.normalisation import IMAGENET_MEAN, IMAGENET_STD
+from radioplat.spec.resolved.precision import Fp32Arithmetic, fp32_arithmetic_of
 from radioplat.spec.resolved.terms import MODULE, Bound, Term, bindings_of, terms_of
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import (
@@ -63,6 +64,7 @@ class ResolvedTeacher:
         detects: the student is a detector.
         member: index in an ensemble of this teacher, which then has a single weight file; None for a whole teacher.
         threads: in which its replicas compute on a CPU; None: as many as Ray gives them.
+        fp32: how its replicas compute fp32 on GPUs.
     """
 
     name: str
@@ -97,6 +99,7 @@ class ResolvedTeacher:
     detects: bool = False
     member: int | None = None
     threads: int | None = None
+    fp32: Fp32Arithmetic = Fp32Arithmetic()
 
     @property
     def inside(self) -> bool:
@@ -253,6 +256,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         ensemble=tuple(teacher.ensemble),
         detects=detects,
         threads=spec.train.threads,
+        fp32=fp32_arithmetic_of(spec.train),
     )
 
 

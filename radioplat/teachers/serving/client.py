@@ -87,7 +87,7 @@ class InlineTeacher:
         return functools.cache(lambda: self._runner(shared, self._grid, self._wanted))
 
     def precision(self) -> str:
-        """Return the dtype that the teacher computes in."""
+        """Return the dtype that the teacher computes in, ``tf32`` for fp32 multiplied as TF32."""
         return self._runner.precision
 
     def held(self) -> Held:

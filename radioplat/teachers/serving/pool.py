@@ -24,7 +24,7 @@ from radioplat.teachers.upsamplers.registry import upsampler_module
 NAMESPACE = "radioplat"
 
 
-def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
+def fingerprint(teacher: ResolvedTeacher, on_gpus: bool = False) -> dict[str, str]:
     """Return everything that a teacher's features depend on, by field: two runs may share a pool if it is equal."""
     from radioplat.teachers.adapters.registry import own_code_hash  # here: it imports torch
 
@@ -41,6 +41,7 @@ def fingerprint(teacher: ResolvedTeacher) -> dict[str, str]:
         "max_batch": str(service.max_batch),
         "compile": str(service.compile),
         "logits": str("logits" in teacher.wanted),
+        **({f"fp32 {key}": str(value) for key, value in dataclasses.asdict(teacher.fp32).items()} if on_gpus else {}),
     }
 
 
@@ -77,7 +78,7 @@ def open_pool_controller(teacher: ResolvedTeacher, num_gpus: float, log: Path | 
     name = teacher.service.pool
     if not name:
         return ray.remote(PoolController).options(**options).remote(teacher, num_gpus, {}, log)
-    ours = fingerprint(teacher)
+    ours = fingerprint(teacher, num_gpus > 0)
     controller = (
         ray.remote(PoolController)
         .options(**options, name=f"{name}/{teacher.name}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True)

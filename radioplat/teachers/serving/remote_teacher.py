@@ -74,7 +74,7 @@ class RemoteTeacher:
         return request.wait
 
     def precision(self) -> str:
-        """Return the dtype that the teacher computes in.
+        """Return the dtype that the teacher computes in, ``tf32`` for fp32 multiplied as TF32.
 
         Raises:
             PlacementError: the replicas compute in different dtypes, on different hardware.

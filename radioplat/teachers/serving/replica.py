@@ -67,7 +67,7 @@ class Replica:
         return has_nixl()
 
     def precision(self) -> str:
-        """Return the dtype that this replica computes in."""
+        """Return the dtype that this replica computes in, ``tf32`` for fp32 multiplied as TF32."""
         self._loaded()
         assert self._runner is not None
         return self._runner.precision
@@ -94,10 +94,7 @@ class Replica:
                 from radioplat.teachers.serving.teacher_runner import TeacherRunner
 
                 teacher, device = self._arguments
-                if teacher.threads is not None and device == "cpu":
-                    import torch
-
-                    torch.set_num_threads(teacher.threads)
+                _set_up_torch(teacher, device)
                 print(f"{datetime.now():%Y-%m-%d %H:%M:%S} teacher {teacher.name} loads on {device}", flush=True)
                 self._runner = TeacherRunner(teacher, device)
                 self._gives_way = device == "cpu" and teacher.service.num_cpus < 1
@@ -137,6 +134,17 @@ class Replica:
             self._running -= 1
             self._since = time.monotonic() if self._running else 0.0
             self._forwards += 1
+
+
+def _set_up_torch(teacher: ResolvedTeacher, device: str) -> None:
+    """Compute as the run's workers do: in its threads on a CPU, with its fp32 on a GPU."""
+    import torch
+
+    from radioplat.models.fp32_arithmetic import set_fp32_arithmetic
+
+    set_fp32_arithmetic(teacher.fp32, torch.device(device))
+    if teacher.threads is not None and device == "cpu":
+        torch.set_num_threads(teacher.threads)
 
 
 def start_replica(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:

@@ -41,7 +41,7 @@ class Started:
 
 
 class TeacherRunner:
-    """Forward, resize to the loss grid, pack; ``precision`` is the name of the forward's dtype.
+    """Forward, resize to the loss grid, pack; ``precision`` is the name of the forward's dtype, or tf32.
 
     Every forward has exactly ``teachers.<name>.max_batch`` rows, the last padded with zeros: a sample's features do not
     depend on the other samples of the forward, to the bit. So a forward that runs out of memory is not halved.
@@ -53,7 +53,8 @@ class TeacherRunner:
     def __init__(self, teacher: ResolvedTeacher, device: str) -> None:
         self.name = teacher.name
         self.model = self._built(teacher, device)
-        self.precision = str(self.model.dtype).removeprefix("torch.")
+        tf32 = device != "cpu" and self.model.dtype is torch.float32 and teacher.fp32.tf32
+        self.precision = "tf32" if tf32 else str(self.model.dtype).removeprefix("torch.")
         place = torch.device(device)
         self._copies = DeviceCopies(place)
         self._stream = torch.cuda.Stream(place) if place.type == "cuda" else None

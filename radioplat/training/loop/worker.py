@@ -10,12 +10,13 @@ from radioplat.data.batch import Batch
 from radioplat.data.order.dealing import Costs
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
+from radioplat.models.fp32_arithmetic import set_fp32_arithmetic
+from radioplat.spec.resolved.precision import fp32_arithmetic_of
 from radioplat.teachers.serving.client import TeacherClient
 from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
-from radioplat.training.engine.backends import set_backends
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.guards import out_of_memory
@@ -50,7 +51,9 @@ def run_worker(
         OutOfMemory: on this rank only; the next start uses smaller pieces.
         Paused: the workers were asked to stop, and have saved a checkpoint.
     """
-    set_backends(run.spec.train, context.device)  # before inline teachers compute, in the feeder's thread
+    set_fp32_arithmetic(
+        fp32_arithmetic_of(run.spec.train), context.device
+    )  # before inline teachers compute, in the feeder's thread
     clock = AttemptClock(run, context.rank)
     persistence = Persistence(run, context.rank, context.world_size)
     with contextlib.ExitStack() as stack:

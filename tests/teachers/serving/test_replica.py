@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from radioplat.spec.resolved.precision import Fp32Arithmetic
+from radioplat.teachers.serving.pool import fingerprint
 from radioplat.teachers.serving.replica import Replica
 from radioplat.teachers.serving.teacher_runner import Started, TeacherRunner
 from radioplat.teachers.serving.transport import to_host
@@ -50,6 +53,25 @@ def test_answers_are_those_of_the_teacher_alone_and_are_counted(replica):
     assert (health.forwards, health.busy_s, health.waiting) == (6, 0.0, 0)
 
 
+def test_it_computes_fp32_as_the_run_s_workers_do(replica):
+    """The switches themselves need no GPU."""
+    served, teacher = replica()
+    fp32 = Fp32Arithmetic(benchmark=True, deterministic=True)
+    with torch.backends.cudnn.flags(benchmark=False, deterministic=False):
+        Replica(replace(teacher, fp32=fp32), "cpu").ready()
+        assert torch.backends.cudnn.benchmark and torch.backends.cudnn.deterministic
+        served.ready()
+        assert not torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
+
+
+def test_a_pool_on_gpus_is_shared_by_runs_with_the_same_fp32_alone(replica):
+    _, teacher = replica()
+    other = replace(teacher, fp32=Fp32Arithmetic(tf32=True))
+    assert fingerprint(teacher) == fingerprint(other)  # a CPU has no TF32
+    here, there = fingerprint(teacher, on_gpus=True), fingerprint(other, on_gpus=True)
+    assert {key for key in here if here[key] != there[key]} == {"fp32 tf32"}
+
+
 def test_a_forward_that_was_started_early_is_busy_from_the_end_of_the_one_before(replica, monkeypatch):
     served, _ = replica()
     served.ready()
@@ -78,6 +100,14 @@ def test_a_forward_that_was_started_early_is_busy_from_the_end_of_the_one_before
         gates[1].set()
         assert all(len(answer.result(60)) == 2 for answer in answers)
     assert served.health().busy_s == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("tf32", "precision"), [(True, "tf32"), (False, "float32"), (None, "float32")])
+def test_on_a_gpu_its_precision_names_tf32(replica, tf32, precision):
+    _, teacher = replica("cuda")
+    assert TeacherRunner(replace(teacher, fp32=Fp32Arithmetic(tf32=tf32)), "cuda").precision == precision
 
 
 @pytest.mark.gpu
