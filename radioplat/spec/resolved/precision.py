@@ -10,7 +10,7 @@ from radioplat.spec.schema.train import Precision, TrainConfig
 
 @dataclass(frozen=True)
 class Fp32Arithmetic:
-    """How a run's processes compute fp32 on GPUs.
+    """Switches of fp32 arithmetic on GPUs, for the processes of a run.
 
     Attributes:
         tf32: whether matrices are multiplied as TF32; None: as torch does by itself, with convolutions as TF32.
