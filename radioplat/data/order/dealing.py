@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+_LITTLE = 5e-3  # of the time of a step
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,15 @@ def deal_by_cost(costs: Sequence[float], slowness: Sequence[float]) -> list[list
     """
     ranks = len(slowness)
     dealt: list[list[int]] = [[] for _ in slowness]
-    ends = [0.0] * ranks
+    # Ranks that are equally slow, by when they end; in heaps, since large runs have thousands of micro-batches.
+    alike: dict[float, list[tuple[float, int]]] = {}
+    for rank, slow in enumerate(slowness):
+        alike.setdefault(slow, []).append((0.0, rank))
     for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
-        rank = min(range(ranks), key=lambda rank: (ends[rank] + costs[number] * slowness[rank], rank))
+        ends = [(ended[0][0] + costs[number] * slow, ended[0][1], slow) for slow, ended in alike.items()]
+        end, rank, slow = min(ends)
         dealt[rank].append(number)
-        ends[rank] += costs[number] * slowness[rank]
+        heapq.heapreplace(alike[slow], (end, rank))
     while len(costs) >= ranks and not all(dealt):
         longest = max(range(ranks), key=lambda rank: len(dealt[rank]))
         dealt[dealt.index([])].append(dealt[longest].pop())
@@ -91,10 +98,13 @@ def end_of(dealt: Sequence[Sequence[int]], costs: Sequence[float], slowness: Seq
 
 
 def _improve(dealt: list[list[int]], costs: Sequence[float], slowness: Sequence[float]) -> None:
-    """Move or swap micro-batches of the rank that ends last, until nothing makes it end earlier."""
+    """Move or swap micro-batches of the rank that ends last, until nothing makes it end earlier, or little could."""
+    least = sum(costs) / sum(1 / slow for slow in slowness)  # if all ranks ended together
     for _ in range(len(costs)):  # each round shortens the end; this many are enough in practice
         ends = [sum(costs[n] for n in own) * slow for own, slow in zip(dealt, slowness, strict=True)]
         last = max(range(len(dealt)), key=lambda rank: ends[rank])
+        if ends[last] <= (1 + _LITTLE) * least:
+            return
         best, change = ends[last] * (1 - 1e-9), None
         for rank, own in enumerate(dealt):
             if rank == last:

@@ -23,6 +23,7 @@ LOOK = 10  # steps between two decisions
 LEAST_GAIN = 0.05  # of the time of a step: less is not worth another start of the streams
 OPEN_S = 10.0  # time in which a stream can be opened
 LONGEST_LEAD = 30  # steps from a decision to the first that is dealt anew
+ALIKE = 0.05  # ranks whose slowness differs by less count as equally fast
 _NEW = 0.2  # weight of a step in the means
 
 
@@ -131,7 +132,7 @@ class MicroBatchCosts(StepHook):
         first = max(step + max(self._read_ahead, min(lead, LONGEST_LEAD)), schedule.fixed_until + self._read_ahead)
         if schedule.next_change(step) is not None:
             return  # one is on its way
-        measured = Costs.measured(self._seconds, tuple(self._slowness))
+        measured = Costs.measured(self._seconds, tuple(round(slow / ALIKE) * ALIKE for slow in self._slowness))
         now, then = (self._end(schedule.costs_at(step), measured), self._end(measured, measured))
         if then < (1 - LEAST_GAIN) * now:
             schedule.change(first, measured)
