@@ -94,12 +94,11 @@ class Run:
             costs: known from an earlier start.
         """
         train = self.spec.train
-        if train.dealing is Dealing.even:
-            return MicroBatchSchedule(self.micro_batches, world_size)
         views = sorted(self.views, key=lambda view: view.name != self.student_view)  # the student's first
         seed = self.spec.dataset.train_dataset.seed
         sizes = partial(kinds, views, seed)
-        return MicroBatchSchedule(self.micro_batches, world_size, sizes, waits(train), costs)
+        by_cost = train.dealing is Dealing.cost
+        return MicroBatchSchedule(self.micro_batches, world_size, sizes, waits(train), costs, by_cost)
 
     @property
     def partitions(self) -> Partitions:

@@ -19,13 +19,14 @@ class MicroBatchSchedule:
     Args:
         micro_batches: micro-batches of one global batch, without padding.
         world_size: training workers.
-        kinds: returns the kinds of the micro-batches from its first argument to its second; None: they go to ranks in
-            turn, and :meth:`change` has no effect.
-        in_slots: every rank has equally many, because the engine waits for all ranks after each.
+        kinds: returns the kinds of the micro-batches from its first argument to its second; None: they are alike.
+        in_slots: ranks wait for each other after each micro-batch; dealt by cost, every rank has equally many.
         costs: by which the first steps are dealt; default: by pixels.
+        by_cost: deal by cost, if there are kinds and several ranks; else in turn, and :meth:`change` has no effect.
 
     Attributes:
         per_rank: number of micro-batches of a step on each rank if all have equally many, padding included.
+        by_cost: whether costs decide.
         fixed_until: the first step that may be dealt anew; earlier ones are read before the first step.
     """
 
@@ -36,20 +37,17 @@ class MicroBatchSchedule:
         kinds: Callable[[int, int], Sequence[Kind]] | None = None,
         in_slots: bool = False,
         costs: Costs | None = None,
+        by_cost: bool = True,
     ) -> None:
         self.micro_batches, self.world_size, self.in_slots = micro_batches, world_size, in_slots
         self.per_rank = -(-micro_batches // world_size)
         self.fixed_until = 0
         self._kinds = kinds if world_size > 1 else None
+        self.by_cost = by_cost and self._kinds is not None
         self._changes: list[tuple[int, Costs]] = [(0, costs or Costs())]  # from a step on, ascending
         self._dealt: OrderedDict[int, list[list[int]]] = OrderedDict()
         self._known_kinds: tuple[int, Sequence[Kind]] = (-1, ())  # of the last step that was asked for
         self._lock = threading.Lock()
-
-    @property
-    def by_cost(self) -> bool:
-        """Whether costs decide."""
-        return self._kinds is not None
 
     def change(self, step: int, costs: Costs) -> None:
         """Deal by these costs from ``step`` on, which no rank may have read yet."""
@@ -104,6 +102,9 @@ class MicroBatchSchedule:
 
     def deal(self, kinds: Sequence[Kind], costs: Costs) -> list[list[int]]:
         """Return the places in a step of the micro-batches of each rank, and :data:`PADDING`."""
+        if not self.by_cost:
+            dealt = deal_evenly(self.micro_batches, self.world_size)
+            return [own if len(own) == self.per_rank else [*own, PADDING] for own in dealt]
         each = [costs.of(kind) for kind in kinds]
         slowness = costs.slowness or (1.0,) * self.world_size
         if self.in_slots:
@@ -111,10 +112,6 @@ class MicroBatchSchedule:
         return [own or [PADDING] for own in deal_by_cost(each, slowness)]
 
     def _deal(self, step: int, costs: Costs) -> list[list[int]]:
-        if self._kinds is None:
-            dealt = deal_evenly(self.micro_batches, self.world_size)
-            dealt = [own if len(own) == self.per_rank else [*own, PADDING] for own in dealt]
-        else:
-            dealt = self.deal(self.kinds_of(step), costs)
+        dealt = self.deal(self.kinds_of(step) if self.by_cost else (), costs)
         first = step * self.micro_batches
         return [[first + place if place >= 0 else PADDING for place in own] for own in dealt]

@@ -21,13 +21,14 @@ from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 FILE, SUMMARY = "accounts.jsonl", "goodput.json"
 RUN, BEGIN, STEPS, STORAGE, END = "run", "begin", "steps", "storage", "end"  # events of accounts.jsonl
-PARTS = ("useful", "skipped", "data", "teachers", "checkpoint", "validation")  # measured during an attempt
+PARTS = ("useful", "skipped", "data", "teachers", "ranks", "checkpoint", "validation")  # measured during an attempt
 _LABELS = {
     "useful": "useful steps",
     "skipped": "skipped steps",
     "data": "waiting for data",
     "storage": "waiting for storage",
     "teachers": "waiting for teachers",
+    "ranks": "waiting for the slowest worker",
     "checkpoint": "checkpoints",
     "validation": "validation",
     "start": "start-up",
@@ -85,8 +86,9 @@ class Goodput:
         """Return tables of the time by activity, of the totals, and of the restarts with their causes."""
         rows = [(_LABELS[part], f"{self.share(part):.1%}", s) for part, s in self.seconds.items() if s > 0]
         note = (
-            "Waiting is that of the slowest worker. Recovery: from the checkpoint that a restarted group resumed from "
-            "to its first step, including lost work."
+            "Waiting for data and teachers is that of the slowest worker; waiting for the slowest worker is the mean "
+            "over workers, estimated from their forward passes. Recovery: from the checkpoint that a restarted group "
+            "resumed from to its first step, including lost work."
         )
         facts: list[tuple[str, Any]] = [("seconds in all", self.wall), ("images", self.samples)]
         facts += [("images/s", self.samples / self.wall)] if self.wall else []
@@ -158,7 +160,7 @@ def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
             result.samples += done["samples"]
             result.replayed += attempt.lines[-1]["samples"] - done["samples"]
             for part in PARTS:
-                result.seconds[part] += done[part]
+                result.seconds[part] += done.get(part, 0.0)  # an earlier version had fewer parts
         elif attempt.lines:
             result.replayed += attempt.lines[-1]["samples"]
     outages = sum(line["seconds"] for line in lines if line["event"] == STORAGE)

@@ -33,7 +33,7 @@ from radioplat.tracking.attempts.goodput import (
 from radioplat.tracking.json_lines import append_line
 from radioplat.tracking.teacher_cost import Prices, TeacherCosts
 from radioplat.training.hooks.step_hook import StepHook
-from radioplat.training.hooks.step_record import StepRecord
+from radioplat.training.hooks.step_record import IMBALANCE, StepRecord
 
 _EVERY_S = 30.0  # between two lines; one more is written at each checkpoint
 _LOOK_S = 5.0  # greatest age of the values that figures() returns
@@ -78,9 +78,13 @@ class Accounts(StepHook):
         """Add the time and samples of a step; write a line if the last one is more than 30 seconds old."""
         data = min(record.wait_data, record.seconds)
         teachers = min(record.wait_teachers, record.seconds - data)
+        busy = record.seconds - data - teachers
+        imbalance = record.figures.get(IMBALANCE, 1.0)
+        ranks = busy * (1 - 1 / max(1.0, imbalance))
         self._sums["data"] += data
         self._sums["teachers"] += teachers
-        self._sums["useful" if record.moved else "skipped"] += record.seconds - data - teachers
+        self._sums["ranks"] += ranks
+        self._sums["useful" if record.moved else "skipped"] += busy - ranks
         self._samples += self._run.spec.global_batch_size
         self._step = record.step + 1
         if time.monotonic() - self._written > _EVERY_S:

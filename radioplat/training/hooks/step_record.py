@@ -11,6 +11,8 @@ from radioplat.common import collectives
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.training.hooks.step_sums import LOSS, StepSums
 
+IMBALANCE = "imbalance"  # among `figures`: time of the slowest rank over the mean of all ranks
+
 
 @dataclass(frozen=True)
 class StepDecision:

@@ -1,4 +1,4 @@
-"""Measure what micro-batches cost on each rank, and deal those of later steps by it."""
+"""Measure what micro-batches cost on each rank, and how unlike the ranks' shares are; deal later steps by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radioplat.design.memory import AHEAD
 from radioplat.spec.schema.root import Spec
 from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.hooks.step_hook import StepHook
-from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRecord
+from radioplat.training.hooks.step_record import CONTINUE, IMBALANCE, StepDecision, StepRecord
 from radioplat.training.watch.rank_context import RankContext
 
 LOOK = 10  # steps between two decisions
@@ -44,7 +44,7 @@ class MicroBatchCosts(StepHook):
         self, spec: Spec, context: RankContext, schedule: MicroBatchSchedule, say: Callable[[str, bool], None]
     ):
         self._context, self._schedule, self._say = context, schedule, say
-        self._measures = schedule.by_cost and not (schedule.in_slots and spec.train.zero_stage == 3)
+        self._measures = context.world_size > 1 and not (schedule.in_slots and spec.train.zero_stage == 3)
         # Steps that some rank may have read already: each has at least one micro-batch.
         self._read_ahead = prefetch_depth(spec) + AHEAD + 4
         self._timers: list[_Timer] = []
@@ -92,12 +92,13 @@ class MicroBatchCosts(StepHook):
             return
         sums = {name.removeprefix("dealing/"): n for name, n in record.sums.items() if name.startswith("dealing/")}
         self._learn(sums)
-        if record.step % LOOK == LOOK - 1 and self._seconds:
+        self._imbalance = self._imbalance_of(record.step - 1, sums)
+        if self._schedule.by_cost and record.step % LOOK == LOOK - 1 and self._seconds:
             self._decide(record.step + 1, sums)
 
     def figures(self) -> dict[str, float]:
-        """Return the time of the slowest rank over that of the mean one."""
-        return {"imbalance": self._imbalance} if self._imbalance else {}
+        """Return the time of the slowest rank over that of the mean one, of the step before."""
+        return {IMBALANCE: self._imbalance} if self._imbalance else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds by kind; the speed of ranks is measured anew, since others may have them."""
@@ -110,8 +111,6 @@ class MicroBatchCosts(StepHook):
     def _learn(self, sums: Mapping[str, float]) -> None:
         took = [sums.get(f"took/{rank}", 0.0) for rank in range(self._context.world_size)]
         usual = [sums.get(f"usual/{rank}", 0.0) for rank in range(self._context.world_size)]
-        if all(took):
-            self._imbalance = max(took) * len(took) / sum(took)
         if all(usual):
             ratios = [seconds / known for seconds, known in zip(took, usual, strict=True)]
             middle = sorted(ratios)[len(ratios) // 2] if len(ratios) > 2 else min(ratios)
@@ -123,6 +122,24 @@ class MicroBatchCosts(StepHook):
             if column == "seconds":
                 mean = seconds / sums[f"count/{kind}"]
                 self._seconds[kind] = (1 - _NEW) * self._seconds.get(kind, mean) + _NEW * mean
+
+    def _imbalance_of(self, step: int, sums: Mapping[str, float]) -> float:
+        """Return when the ranks had ended a step, over the mean of their times; 0.0 if it is not known."""
+        schedule, world = self._schedule, self._context.world_size
+        took = [sums.get(f"took/{rank}", 0.0) for rank in range(world)]
+        if not all(took):
+            return 0.0
+        if not schedule.in_slots:
+            return max(took) * world / sum(took)
+        # Where ranks wait after each micro-batch, their sums do not tell how long: what is usual stands for the times.
+        costs = Costs.measured(self._seconds)
+        each = [costs.of(kind) for kind in schedule.kinds_of(step)]
+        own = [[n % schedule.micro_batches if n >= 0 else n for n in schedule.of_rank(step, r)] for r in range(world)]
+        total = sum(
+            slow * sum(each[place] for place in places if place >= 0)
+            for places, slow in zip(own, self._slowness, strict=True)
+        )
+        return end_of(own, each, self._slowness, in_slots=True) * world / total
 
     def _decide(self, step: int, sums: Mapping[str, float]) -> None:
         """Deal anew from a later step on if that is expected to save time."""

@@ -47,6 +47,12 @@ BEATEN = [
 ]
 
 
+def test_waiting_for_the_slowest_worker_is_a_part_of_its_own_that_earlier_versions_did_not_write():
+    found = count([run(0), begin(1, 1, 0), steps(11, 1, 4, 1, 40, useful=6, ranks=4), end(11)])
+    assert found.seconds["ranks"] == 4 and found.seconds["useful"] == 6 and found.seconds["other"] == 0
+    assert count(BEATEN).seconds["ranks"] == 0  # its lines have no such part
+
+
 def test_a_run_that_was_beaten_once():
     found = count(BEATEN)
     assert found.wall == 52
