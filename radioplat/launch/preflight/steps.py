@@ -8,7 +8,7 @@ from pathlib import Path
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.errors import Problem
-from radioplat.launch.preflight import advice, feature_cache, readiness, run_parts, teaching, workers, workload
+from radioplat.launch.preflight import advice, dealing, feature_cache, readiness, run_parts, teaching, workers, workload
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.schema.root import Spec
 
@@ -49,6 +49,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.plan, teaching.devices),
     (Level.plan, workload.arithmetic),
     (Level.plan, workload.sums),
+    (Level.plan, dealing.dealing),
     (Level.plan, workload.gpus),
     (Level.plan, workload.operations),
     (Level.plan, workload.pace),
