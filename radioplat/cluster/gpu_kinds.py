@@ -1,4 +1,4 @@
-"""Kinds of GPUs by their names: whether they multiply bf16, and how fast."""
+"""Kinds of GPUs by their names: whether they multiply bf16, how fast, and their memory."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ _PEAKS = {
     "GB300": 2500e12,
 }
 _BOARDS = {("H100", "PCIE"): 756e12, ("H100", "NVL"): 835e12, ("H200", "NVL"): 835e12}  # slower ones of a chip
+# GiB of memory, of a chip with several the most, in NVIDIA's data sheets.
+_MEMORY = {
+    "A10": 24, "A30": 24, "A40": 48, "A100": 80, "A800": 80, "L4": 24, "L40": 48, "L40S": 48, "H20": 141, "H100": 96,
+    "H800": 80, "H200": 141, "GH200": 144, "B100": 192, "B200": 192, "GB200": 192, "B300": 288, "GB300": 288,
+    "K80": 12, "P4": 8, "P40": 24, "P100": 16, "V100": 32, "T4": 16,
+}  # fmt: skip
 _WITHOUT_BF16 = ("K80", "P4", "P40", "P100", "V100", "T4")  # Kepler to Turing
 
 
@@ -43,11 +49,13 @@ class GpuKind:
         name: short name if it is known, else as the driver or Ray gives it.
         bf16: whether it multiplies bf16 matrices; None if that is not known.
         peak: bf16 operations a second, a multiplication and an addition being two; None if it is not known.
+        memory: bytes, at most; None if it is not known.
     """
 
     name: str
     bf16: bool | None = None
     peak: float | None = None
+    memory: int | None = None
 
 
 def kind_of(name: str, capability: tuple[int, int] | None = None) -> GpuKind:
@@ -58,13 +66,16 @@ def kind_of(name: str, capability: tuple[int, int] | None = None) -> GpuKind:
         capability: its compute capability, if it can be asked for.
     """
     words = re.split(r"[^A-Za-z0-9]+", name.upper())
+    sizes = (int(size[1]) for word in words if (size := re.fullmatch(r"(\d+)GB?", word)))
     known = next((word for word in words if word in _PEAKS or word in _WITHOUT_BF16), None)
     if capability is not None:
         bf16: bool | None = capability >= BF16_CAPABILITY
     else:
         bf16 = None if known is None else known in _PEAKS
     slower = (peak for (chip, board), peak in _BOARDS.items() if chip == known and board in words)
-    return GpuKind(known or name, bf16, next(slower, _PEAKS.get(known or "")))
+    memory = next(sizes, _MEMORY.get(known or ""))
+    peak = next(slower, _PEAKS.get(known or ""))
+    return GpuKind(known or name, bf16, peak, None if memory is None else memory * 2**30)
 
 
 def kinds_here() -> tuple[GpuKind, ...]:

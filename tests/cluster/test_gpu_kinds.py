@@ -33,6 +33,15 @@ def test_a_name_tells_bf16_and_peak(name, capability, short, bf16, peak):
     assert (kind.name, kind.bf16, kind.peak) == (short, bf16, peak)
 
 
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("NVIDIA H100 80GB HBM3", 80), ("NVIDIA A100-SXM4-40GB", 40), ("A100-40G", 40), ("A100", 80), ("Tesla T4", 16)],
+)
+def test_a_name_tells_the_memory_at_most(name, gib):
+    assert kind_of(name).memory == gib * 2**30
+    assert kind_of("NVIDIA GeForce RTX 3090").memory is None
+
+
 def test_nodes_of_a_cluster_tell_their_kinds():
     names = ["CPU", "GPU", "accelerator_type:T4", "accelerator_type:H100", "accelerator_type:TPU-V4", "node:1.2.3.4"]
     assert [kind.name for kind in kinds_of_cluster(names)] == ["H100", "T4"]

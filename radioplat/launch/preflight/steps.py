@@ -8,7 +8,17 @@ from pathlib import Path
 from radioplat.data.loading.run_data import RunData
 from radioplat.design.run import Run
 from radioplat.errors import Problem
-from radioplat.launch.preflight import advice, dealing, feature_cache, readiness, run_parts, teaching, workers, workload
+from radioplat.launch.preflight import (
+    advice,
+    dealing,
+    feature_cache,
+    memory,
+    readiness,
+    run_parts,
+    teaching,
+    workers,
+    workload,
+)
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.spec.schema.root import Spec
 
@@ -54,7 +64,7 @@ STEPS: tuple[tuple[Level, Callable[[Preflight], Iterable[Problem] | None]], ...]
     (Level.plan, workload.operations),
     (Level.plan, workload.pace),
     (Level.plan, workload.sent),
-    (Level.plan, workload.memory),
+    (Level.plan, memory.memory),
     (Level.plan, advice.unused_parts),
     (Level.plan, advice.advice),
     (Level.plan, run_parts.length),

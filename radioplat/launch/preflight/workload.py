@@ -9,15 +9,9 @@ from radioplat.cluster.resources import demand_of, teacher_gpus
 from radioplat.common import terminal
 from radioplat.design.memory import (
     AHEAD,
-    SPARE,
-    checkpoint_bytes,
-    micro_batch_bytes,
     parameter_bytes,
-    validation_bytes,
 )
 from radioplat.design.student import build_on_meta
-from radioplat.design.tasks.features import is_measured
-from radioplat.design.views import run_views
 from radioplat.design.workload.pace import UTILISATION, Pace, pace_of
 from radioplat.design.workload.wire import feature_bytes, pixel_bytes
 from radioplat.design.workload.work import Work, is_inline
@@ -26,9 +20,8 @@ from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import work_on_gpus
 from radioplat.spec.resolved.precision import precision_of, uses_tf32
 from radioplat.spec.resolved.reduction import is_exact
-from radioplat.spec.resolved.teacher import ResolvedTeacher, student_view
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.zero import zero_stage
-from radioplat.spec.schema.distill import Source, TargetNormFit
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import EngineName, Precision, Reduction
@@ -200,61 +193,6 @@ def sent(preflight: Preflight) -> None:
             f"teachers work up to {depth} micro-batch(es) ahead (dataset.prefetch_batches) of {AHEAD} that wait on the "
             "worker's GPU"
         )
-
-
-def memory(preflight: Preflight) -> None:
-    """Record the memory of all weights, gradients and optimizer state on a worker's GPU, and of checkpoints."""
-    spec, models, resources = preflight.spec, preflight.models, preflight.resources
-    if models is None or resources is None or not resources.gpus or spec.model.task is ModelTask.detection:
-        return
-    each = parameter_bytes(spec.train, spec.worker_bounds[0])
-    peers = [t.name for t in models.teachers if t.source is Source.peer]
-    count = models.student_parameters + sum(models.infos[name].parameters for name in peers)
-    trained, saved = each.of(count), checkpoint_bytes(spec.train, spec.worker_bounds[0])
-    inline = [t for t in models.teachers if not t.inside and is_inline(t, preflight.on_ray)]
-    held = sum(teacher_bytes(t, models.infos[t.name].parameters) for t in inline)
-    teachers = f", {terminal.size(held)} for teachers" if held else ""
-    copied = ""
-    if is_measured(spec, models.architecture):
-        quantized = models.architecture.quantized is not None
-        size = terminal.size(validation_bytes(spec.train, models.student_parameters, quantized))
-        copied = f"; between steps, a validation adds {size} for the student's copy"
-    preflight.facts["memory of a worker's GPU"] = (
-        f"{terminal.size(trained)} for what is trained{teachers}, {terminal.size(_waiting_bytes(preflight))} for "
-        f"micro-batches; activations and the CUDA context come on top{copied}"
-    )
-    where = f"{terminal.size(saved.device * count)} on the GPU, if {SPARE:.0%} of its memory then stay free, and "
-    others = f", {terminal.size(saved.other_host * count)} of each other one's" if saved.other_host else ""
-    preflight.facts["memory for checkpoints"] = (
-        f"{where if saved.device else ''}{terminal.size(saved.first_host * count)} of the first worker's host memory"
-        f"{others}"
-    )
-
-
-def _waiting_bytes(preflight: Preflight) -> int:
-    """Return the bytes of the micro-batches on a worker's GPU: those that wait, and the student's own.
-
-    Inline teachers also hold there what they have computed further ahead. A step of which micro-batches may have to be
-    computed again, or which begins with statistics of all, holds all of its own.
-    """
-    spec, models = preflight.spec, preflight.models
-    assert models is not None
-    names = {student_view(spec), *(teacher.view for teacher in models.teachers if teacher.inside)}
-    views = run_views(spec, models.teachers, models.infos, models.student_stride)
-    outer = [teacher for teacher in models.teachers if not teacher.inside]
-    inner = [view for view in views if view.name in names]
-    inline = [teacher for teacher in outer if is_inline(teacher, preflight.on_ray)]
-    size, of = spec.dataset.batch_size, (models.infos, models.grids)
-    queued = prefetch_depth(spec) * micro_batch_bytes(size, [], inline, *of)
-    fewest = spec.worker_bounds[0]
-    of_a_step = -(-spec.global_batch_size // (size * fewest))
-    whole = is_exact(spec.train) or spec.distill.target_norm.fit is TargetNormFit.with_step
-    return (AHEAD + (of_a_step if whole else 1)) * micro_batch_bytes(size, inner, outer, *of) + queued
-
-
-def teacher_bytes(teacher: ResolvedTeacher, parameters: int) -> int:
-    """Return the bytes of a teacher's weights on a GPU."""
-    return parameters * (4 if teacher.service.precision.value == "fp32" else 2)
 
 
 def _giga(flops: float) -> str:

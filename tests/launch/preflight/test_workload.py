@@ -11,7 +11,7 @@ from radioplat.cluster.resources import Resources
 from radioplat.common import terminal
 from radioplat.common.terminal import size
 from radioplat.design.models import design_models
-from radioplat.launch.preflight import workers, workload
+from radioplat.launch.preflight import memory, workers, workload
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.spec.loading.load import load_spec
 
@@ -21,7 +21,7 @@ STEPS = (
     workload.operations,
     workload.pace,
     workload.sent,
-    workload.memory,
+    memory.memory,
 )
 H100 = Resources(64, 8, (kind_of("H100"),))
 
@@ -87,6 +87,25 @@ def test_replicas_that_keep_up_are_not_warned_of():
     assert "GPUs" in enough.facts and enough.facts["GPUs"].startswith("8 of 8")
 
 
+def test_images_that_no_gpu_can_hold_are_named_with_the_smallest_gpu():
+    """A ViT-B keeps some 66 MiB of an image of 224 px in bf16, and 16 GiB of 256."""
+    small = Resources(64, 8, (kind_of("H100"), kind_of("P4")))
+    assert not [line for line in told(resources=H100).warnings if "a worker needs" in line]
+    (warning,) = [line for line in told(resources=small).warnings if "a worker needs" in line]
+    assert "for a micro-batch of 256 images of 224 px, and P4 has at most" in warning
+    assert "lower dataset.batch_size" in warning
+    less = told("train.grad_checkpointing=true", resources=small)
+    assert not [line for line in less.warnings if "a worker needs" in line]
+
+
+def test_weights_that_the_smallest_gpu_cannot_hold_are_named_at_zero_3_too():
+    large = ("model.backbone.type=vit_giant_patch14_reg4_dinov2", "dataset.batch_size=1", "train.global_batch_size=4")
+    for stage in (1, 3):
+        found = told(*large, f"train.zero_stage={stage}", resources=Resources(64, 8, (kind_of("H100"), kind_of("P4"))))
+        lines = [line for line in found.warnings if "a worker needs" in line]
+        assert len(lines) == (stage == 1) and all("raise train.zero_stage" in line for line in lines)
+
+
 def test_inline_teachers_take_the_workers_time_and_send_nothing():
     inline = told("teachers={a: {placement: inline}, b: {placement: inline}}")
     assert inline.facts["time of the workers' GPUs, at best"] == "the student 60%, inline teachers 40%"
@@ -147,7 +166,7 @@ def test_what_is_not_known_is_not_said():
     assert not told(enough, "dataset.batch_size=8", "train.engine=ddp").warnings  # DeepSpeed's Python alone is slow
     assert not told(enough, "train.cudnn.deterministic=true").warnings  # a ViT has one convolution, of its patches
     old = Resources(64, 8, (kind_of("T4"),))
-    slow = told(enough, "train.precision=fp32", resources=old)
+    slow = told(enough, "train.precision=fp32", "dataset.batch_size=32", resources=old)
     assert not slow.warnings and "rate, at best" not in slow.facts  # nothing faster is there
     assert "rate, at best" not in told(enough, resources=Resources(64, 8)).facts
     assert "rate, at best" not in told(enough, "train.precision=fp32").facts
