@@ -219,12 +219,13 @@ def engine(setting: Setting, name: str) -> dict[str, Any]:
 def engine_step(setting: Setting, name: str, compiles: bool, parts: trace.Parts) -> Iterator[Callable[[], None]]:
     """Provide an optimizer step of the engine ``name`` (:data:`ENGINES`); close the engine at the end."""
     from benchmarks.gpu.models import micro_batches, objective_of, spec_of
-    from radioplat.training.engine.backends import set_backends
+    from radioplat.models.fp32_arithmetic import set_fp32_arithmetic
+    from radioplat.spec.resolved.precision import fp32_arithmetic_of
     from radioplat.training.engine.registry import build_engine
 
     kind, stage = ENGINES[name]
     spec = spec_of(setting, kind, stage, compiles)
-    set_backends(spec.train, torch.device(setting.device))
+    set_fp32_arithmetic(fp32_arithmetic_of(spec.train), torch.device(setting.device))
     models, objective = objective_of(spec, setting.device)
     ready = micro_batches(spec, models, setting.device)
     run = build_engine(objective, spec, setting.micro_batches)

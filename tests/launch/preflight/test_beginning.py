@@ -8,9 +8,10 @@ from radioplat.cluster.resources import Resources
 from radioplat.launch.preflight.beginning import Beginning, beginning
 from radioplat.launch.preflight.preflight import AUTOMATIC, Preflight
 from radioplat.launch.preflight.workers import precision, spot
+from radioplat.models.fp32_arithmetic import set_fp32_arithmetic
 from radioplat.spec.loading.load import load_spec, to_yaml
+from radioplat.spec.resolved.precision import fp32_arithmetic_of
 from radioplat.spec.schema.train import Precision
-from radioplat.training.engine.backends import set_backends
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_run_of_an_unknown_beginning_stays_at_what_earlier_versions_did(tmp_pa
     precision(preflight)
     assert (preflight.spec.train.precision, preflight.spec.train.tf32) == (Precision.fp32, None)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda value: pytest.fail(f"set to {value}"))
-    set_backends(preflight.spec.train, torch.device("cuda"))
+    set_fp32_arithmetic(fp32_arithmetic_of(preflight.spec.train), torch.device("cuda"))
 
 
 SPOT_FIELDS = ("checkpoint_minutes", "keep_last", "max_failures")
