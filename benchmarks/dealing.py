@@ -4,7 +4,7 @@
 images of 64 to 256 px with two workers of Ray on two cores: with even dealing and by cost in turn, at ZeRO 1 (workers
 wait for each other once a step) and 2 (after each micro-batch), and at ZeRO 1 with half of a core taken from one of
 them. What a micro-batch of each size costs is measured by two runs with even dealing in which all micro-batches of a
-step are of one size, and four or eight a worker; `benchmarks.judges.best_dealing` tries all ways to deal with these
+step are of one size, and four or six a worker; `benchmarks.judges.best_dealing` tries all ways to deal with these
 costs. A model (:mod:`benchmarks.dealing_model`) gives figures for 8, 64 and 256 ranks.
 
 The last line on stdout is one JSON object: ``mixed_zero1_over_optimum`` and ``mixed_zero2_over_optimum`` (the measured
@@ -28,13 +28,15 @@ from benchmarks.elastic_inputs import make_inputs, tiny_spec
 from benchmarks.folder import kept_or_scratch
 from benchmarks.teach.programs import last_line
 
-SIZES, MICRO_BATCHES, BATCH = (64, 128, 192, 256), 8, 4
-STEPS, SKIP = 90, 20
-STEPS_OF_SIZE, SETTLE = 14, 4  # of the runs that measure costs: steps of each size, and of them left out at its start
-UNEVEN_STEPS, UNEVEN_SKIP = 130, 70
+SIZES = {64: 0.6, 128: 0.1, 192: 0.1, 256: 0.2}  # chances
+MICRO_BATCHES, BATCH = 8, 3  # of a step, and images of one
+MORE = 4  # of a step, in the second of the runs that measure costs
+STEPS, SKIP = 42, 10
+STEPS_OF_SIZE, SETTLE = 7, 2  # of the runs that measure costs: steps of each size, and of them left out at its start
+UNEVEN_STEPS, UNEVEN_SKIP, UNEVEN_SIZE = 90, 60, 128
 STUDENT = {
     "type": "c_radio_v3_vit_base_patch16_reg4_dinov2",
-    "kwargs": {"embed_dim": 192, "depth": 6, "num_heads": 3},
+    "kwargs": {"embed_dim": 384, "depth": 6, "num_heads": 6},
 }
 
 
@@ -94,14 +96,14 @@ def measured(folder: Path) -> dict[str, Any]:
 def mixed(folder: Path, stage: int, steps: int) -> dict[str, Any]:
     """Return the spec of a run whose micro-batches have sizes of their own."""
     spec = spec_of(folder, stage, steps, MICRO_BATCHES)
-    spec["distill"]["partitions"] = [{"share": 1.0, "teachers": ["vit"], "sizes": list(SIZES)}]
+    spec["distill"]["partitions"] = [{"share": 1.0, "teachers": ["vit"], "sizes": SIZES}]
     return spec
 
 
 def one_size(folder: Path) -> dict[str, Any]:
     """Return the spec of a run whose micro-batches are all alike."""
     spec = spec_of(folder, 1, UNEVEN_STEPS, MICRO_BATCHES)
-    spec["dataset"]["img_size"] = SIZES[2]
+    spec["dataset"]["img_size"] = UNEVEN_SIZE
     return spec
 
 
@@ -109,7 +111,7 @@ def spec_of(folder: Path, stage: int, steps: int, micro_batches: int) -> dict[st
     """Return what all runs have in common: two workers, a small teacher inside each, and few checkpoints."""
     spec = tiny_spec(folder / "inputs", folder, steps, (2, 2))
     spec["model"]["backbone"] = STUDENT
-    spec["dataset"] |= {"img_size": SIZES[-1], "batch_size": BATCH}
+    spec["dataset"] |= {"img_size": max(SIZES), "batch_size": BATCH}
     spec["train"] |= {
         "global_batch_size": BATCH * micro_batches,
         "zero_stage": stage,
@@ -117,7 +119,7 @@ def spec_of(folder: Path, stage: int, steps: int, micro_batches: int) -> dict[st
         "threads": 1,
         "resize_interval_s": 600.0,
     }
-    spec["distill"]["teacher"][0]["input_size"] = SIZES[0]
+    spec["distill"]["teacher"][0]["input_size"] = min(SIZES)
     spec["teachers"] = {"vit": {"placement": "inline"}}
     spec["feature_cache"] = {"enabled": False}
     spec["cluster"] |= {"cpus_per_worker": 0.5}
@@ -127,13 +129,13 @@ def spec_of(folder: Path, stage: int, steps: int, micro_batches: int) -> dict[st
 def costs_of(folder: Path, stage: int) -> tuple[float, dict[int, float]]:
     """Return the seconds that a step takes beside its micro-batches, and those of a micro-batch by size."""
     medians: list[dict[int, float]] = []
-    for number in (MICRO_BATCHES, 2 * MICRO_BATCHES):
+    for number in (MICRO_BATCHES, MICRO_BATCHES + MORE):
         spec = spec_of(folder, stage, STEPS_OF_SIZE * len(SIZES), number)
         spec["distill"]["stages"] = [{"steps": STEPS_OF_SIZE, "img_size": size} for size in SIZES]
         seconds = judge(folder, f"costs{stage}_{number}", spec, 0, "--runs", "even")["seconds"]["even"][0]
         of_size = [seconds[i * STEPS_OF_SIZE + SETTLE : (i + 1) * STEPS_OF_SIZE] for i in range(len(SIZES))]
         medians.append({size: statistics.median(each) for size, each in zip(SIZES, of_size, strict=True)})
-    each = {size: (medians[1][size] - medians[0][size]) / (MICRO_BATCHES // 2) for size in SIZES}
+    each = {size: (medians[1][size] - medians[0][size]) / (MORE // 2) for size in SIZES}
     return statistics.median(medians[0][size] - MICRO_BATCHES // 2 * each[size] for size in SIZES), each
 
 

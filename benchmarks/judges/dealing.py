@@ -66,7 +66,7 @@ def main() -> None:
                 "seconds": seconds,
                 "ids_equal": all(samples(home).equals(known) for home in others),
                 "samples": len(known),
-                "loss_difference": max(differences),
+                "loss_difference": max(differences, default=0.0),
                 "anew": anew,
             }
         )
