@@ -29,7 +29,7 @@ from radioplat.errors import DecoderError
 CPU_S, CPU_S_PER_PIXEL = 10.0, 1e-6
 STILL_S = 300.0  # a process that used no CPU for so long is stopped by something else than its image
 _LOOK_S = 10.0
-_PIPE_BYTES = 1 << 20
+_PIPE_BYTES = _MOST_WORDS = 1 << 20
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -145,7 +145,12 @@ class DecoderProcess:
             # In a session of its own: Ctrl-C is for the process that waits. It ends when its input does, that is with
             # this process; PR_SET_PDEATHSIG would end it with the thread that started it.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env=environment,
+                start_new_session=True,
             )
         except OSError as error:
             raise DecoderError(f"the process that decodes images cannot be started: {error}", hint=hint) from error
@@ -154,7 +159,7 @@ class DecoderProcess:
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         for pipe in (self._in, self._out):
             os.set_blocking(pipe, False)
-            with contextlib.suppress(OSError):  # a user may have so many bytes in pipes
+            with contextlib.suppress(OSError):  # a user may have only so many bytes in pipes
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             self._frame()
@@ -170,6 +175,8 @@ class DecoderProcess:
         missing = memoryview(b"")
         while True:
             kind, length = self._frame()
+            if kind != ROWS and length > _MOST_WORDS:
+                raise _Ended
             if kind == ROWS and length <= len(missing):
                 self._receive(missing[:length])
                 missing = missing[length:]
@@ -177,7 +184,7 @@ class DecoderProcess:
                 header = ImageHeader(*json.loads(self._bytes(length)))
                 width, height = header.stored_size
                 answer = Pixels(header, np.empty((height, width, 3), np.uint8))
-                missing = memoryview(answer.rgb).cast("B")
+                missing = answer.rgb.reshape(-1).data
             elif kind == REFUSED:
                 answer, missing = Refusal(*json.loads(self._bytes(length))), memoryview(b"")
             elif kind in (DONE, LAST) and answer is not None and not missing:
@@ -185,6 +192,10 @@ class DecoderProcess:
                 return answer
             else:
                 raise _Ended
+
+    def runs(self) -> bool:
+        """Return False if it has ended, for example where the machine's memory ran out while it was idle."""
+        return self._process.poll() is None
 
     def end(self) -> int:
         """End it, and return its ``returncode``."""
@@ -234,8 +245,8 @@ class DecoderProcess:
         """Wait until ``pipe`` is ready.
 
         Raises:
-            _Still: the process has used no CPU for a long time. Looks are counted, not seconds of the clock, which go on
-                while a whole machine is stopped.
+            _Still: the process has used no CPU for a long time. Looks are counted, not seconds of the clock, which
+                goes on while a whole machine is stopped.
         """
         poll = select.poll()
         poll.register(pipe, event)
@@ -259,10 +270,14 @@ class _Pool:
 
     def take(self) -> DecoderProcess:
         """Return an idle process, or start one."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return DecoderProcess()
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None:
+                return DecoderProcess()
+            if process.runs():
+                return process
+            process.end()
 
     def give_back(self, process: DecoderProcess) -> None:
         """Keep a process for the next image."""

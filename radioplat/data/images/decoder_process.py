@@ -5,6 +5,7 @@ It reads requests from stdin and writes answers to stdout, until stdin ends.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -31,14 +32,13 @@ def main() -> None:
     while _fill(memoryview(request)):
         length, max_pixels, cpu_s = wire.REQUEST.unpack(request)
         _limit(resource.RLIMIT_AS, _address_space() + wire.most_memory(max_pixels))
+        refusal = None
         try:
             _answer(answers, length, max_pixels, cpu_s)
         except BadSample as bad:
             refusal = bad.reason, bad.detail
         except MemoryError:
             refusal = wire.OVER_MEMORY
-        else:
-            refusal = None
         if refusal is not None:
             _write(answers, wire.REFUSED, json.dumps(refusal).encode())
         if kept := _address_space() - first > _KEPT_BYTES:
@@ -62,7 +62,7 @@ def _answer(answers: int, length: int, max_pixels: int, cpu_s: float) -> None:
         if not written:
             _write(answers, wire.HEADER, json.dumps(header).encode())
             written = True
-        _write(answers, wire.ROWS, memoryview(np.ascontiguousarray(band)).cast("B"))
+        _write(answers, wire.ROWS, np.ascontiguousarray(band).reshape(-1).data)
 
 
 def _received(length: int) -> io.BytesIO:
@@ -119,4 +119,5 @@ def _limit(kind: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(BrokenPipeError):  # whoever asked has ended
+        main()

@@ -1,4 +1,4 @@
-"""Formats other than JPEG are decoded in a process apart: a file that hangs, ends or fills it is a bad image, no more."""
+"""Formats other than JPEG are decoded in a process apart: a file that hangs, ends or fills it is a bad image."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def profiles_png(photo) -> bytes:
 
 @pytest.fixture(scope="module")
 def slow_bmp() -> bytes:
-    """A BMP of 3 KB that takes seconds: of each row of 30,000 pixels one is encoded, and Pillow's loop adds the others."""
+    """A BMP of 3 KB that takes seconds: one pixel of each row is encoded, and Pillow adds the others in a loop."""
     width, height = 30_000, SLOW_PIXELS // 30_000
     rows = b"\x01\x05\x00\x00" * height + b"\x00\x01"
     start = 14 + 40 + 1024
@@ -167,12 +167,17 @@ def test_a_process_killed_from_outside_costs_no_image(slow_bmp, number):
     assert rgb.shape == (600, 30_000, 3) and (rgb[:, 0] == 5).all() and rgb[:, 1:].max() == 0
 
 
-def test_an_idle_process_that_was_killed_is_replaced(photo):
-    decode_rgb(photo(8, 6, "PNG"))
-    (first,) = children()
-    first.kill()
-    first.wait()
+def test_idle_processes_that_were_killed_are_replaced(photo):
+    """As many as an image may end: it is not at fault."""
+    for process in [decoder_pool.DecoderProcess() for _ in range(3)]:
+        decoder_pool._pool.give_back(process)
+    killed = children()
+    assert len(killed) == 3
+    for process in killed:
+        process.kill()
+        process.wait()
     assert decode_rgb(photo(8, 6, "PNG")).width == 8
+    assert len(children()) == 1
 
 
 def test_an_image_that_ends_two_processes_is_bad(slow_bmp, photo):
