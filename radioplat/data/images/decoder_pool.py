@@ -16,7 +16,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -194,22 +193,20 @@ class DecoderProcess:
                 raise _Ended
 
     def runs(self) -> bool:
-        """Return False if it has ended, for example where the machine's memory ran out while it was idle."""
+        """Return False if it has ended, for example where the machine's memory ran out, or is not this process's child.
+
+        After a fork it is the parent's, which goes on with it.
+        """
         return self._process.poll() is None
 
     def end(self) -> int:
-        """End it, and return its ``returncode``."""
+        """End it if it runs, and return its ``returncode``."""
         self._process.kill()
         status = self._process.wait()
-        self.forget()
-        return status
-
-    def forget(self) -> None:
-        """Close the pipes of a process that has ended, or is another process's child."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
-        self._process.returncode = self._process.returncode or 0
+        return status
 
     def _send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -262,43 +259,34 @@ class DecoderProcess:
 
 
 class _Pool:
-    """The idle processes; the one that was used last comes first."""
+    """The idle processes; the one that was used last comes first. No lock, which a fork might find held."""
 
     def __init__(self) -> None:
         self._idle: list[DecoderProcess] = []
-        self._lock = threading.Lock()
 
     def take(self) -> DecoderProcess:
         """Return an idle process, or start one."""
-        while True:
-            with self._lock:
-                process = self._idle.pop() if self._idle else None
-            if process is None:
-                return DecoderProcess()
-            if process.runs():
-                return process
-            process.end()
+        with contextlib.suppress(IndexError):
+            while True:
+                process = self._idle.pop()
+                if process.runs():
+                    return process
+                process.end()
+        return DecoderProcess()
 
     def give_back(self, process: DecoderProcess) -> None:
         """Keep a process for the next image."""
-        if not process.goes_on:
-            process.end()
-            return
-        with self._lock:
+        if process.goes_on:
             self._idle.append(process)
+        else:
+            process.end()
 
     def end_all(self) -> None:
         """End the idle processes."""
-        while self._idle:
-            self._idle.pop().end()
-
-    def forget_all(self) -> None:
-        """In a fork of this process: its parent goes on with them."""
-        self._lock = threading.Lock()
-        while self._idle:
-            self._idle.pop().forget()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().end()
 
 
 _pool = _Pool()
 atexit.register(_pool.end_all)
-os.register_at_fork(after_in_child=_pool.forget_all)

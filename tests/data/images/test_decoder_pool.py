@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import psutil
@@ -87,25 +87,31 @@ def children() -> list[psutil.Process]:
     return found
 
 
-def while_decoding(action: Callable[[psutil.Process], None], times: int) -> threading.Thread:
+STARTED_S = 0.7  # of CPU time: more than a process takes to start
+
+
+@contextlib.contextmanager
+def while_decoding(action: Callable[[psutil.Process], None], times: int = 1) -> Iterator[None]:
     """Do ``action`` to so many processes, one after the other, once each has used CPU time for decoding."""
+    done: set[int] = set()
+    over = threading.Event()
 
     def act() -> None:
-        done: set[int] = set()
-        while len(done) < times:
+        while len(done) < times and not over.wait(0.01):
             for process in children():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if process.pid not in done and process.cpu_times().user > STARTED_S:
                         action(process)
                         done.add(process.pid)
-            time.sleep(0.01)
 
     thread = threading.Thread(target=act)
     thread.start()
-    return thread
-
-
-STARTED_S = 0.7  # of CPU time: more than a process takes to start
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert len(done) == times
 
 
 def test_an_image_that_takes_too_long_is_bad_and_the_reader_goes_on(photo, profiles_png, monkeypatch):
@@ -133,9 +139,8 @@ def test_a_slow_image_within_the_limit_is_good_however_busy_the_machine_is(slow_
         process.resume()
         stood.append(process.pid)
 
-    thread = while_decoding(pause, 1)
-    rgb = decode_rgb(slow_bmp).rgb
-    thread.join()
+    with while_decoding(pause):
+        rgb = decode_rgb(slow_bmp).rgb
     assert stood == [process.pid for process in children()] and rgb.shape == (600, 30_000, 3)
 
 
@@ -161,9 +166,8 @@ def test_more_encoded_bytes_than_memory_are_refused_unsent(photo):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_killed_from_outside_costs_no_image(slow_bmp, number):
-    thread = while_decoding(lambda process: process.send_signal(number), 1)
-    rgb = decode_rgb(slow_bmp).rgb
-    thread.join()
+    with while_decoding(lambda process: process.send_signal(number)):
+        rgb = decode_rgb(slow_bmp).rgb
     assert rgb.shape == (600, 30_000, 3) and (rgb[:, 0] == 5).all() and rgb[:, 1:].max() == 0
 
 
@@ -181,9 +185,8 @@ def test_idle_processes_that_were_killed_are_replaced(photo):
 
 
 def test_an_image_that_ends_two_processes_is_bad(slow_bmp, photo):
-    thread = while_decoding(lambda process: process.send_signal(signal.SIGSEGV), 2)
-    found = bad(slow_bmp)
-    thread.join()
+    with while_decoding(lambda process: process.send_signal(signal.SIGSEGV), 2):
+        found = bad(slow_bmp)
     assert found.reason == "corrupt_image" and found.detail.count("SIGSEGV") == 2
     assert decode_rgb(photo(8, 6, "PNG")).width == 8
 
@@ -192,13 +195,12 @@ def test_an_image_that_ends_two_processes_is_bad(slow_bmp, photo):
 def test_a_process_that_is_stopped_for_good_is_no_images_fault(slow_bmp, monkeypatch, times):
     monkeypatch.setattr(decoder_pool, "_LOOK_S", 0.1)
     monkeypatch.setattr(decoder_pool, "STILL_S", 1.0)
-    thread = while_decoding(lambda process: process.suspend(), times)
-    if times == 1:
-        assert decode_rgb(slow_bmp).width == 30_000
-    else:
-        with pytest.raises(DecoderError, match="used no CPU"):
-            decode_rgb(slow_bmp)
-    thread.join()
+    with while_decoding(lambda process: process.suspend(), times):
+        if times == 1:
+            assert decode_rgb(slow_bmp).width == 30_000
+        else:
+            with pytest.raises(DecoderError, match="used no CPU"):
+                decode_rgb(slow_bmp)
 
 
 @pytest.mark.parametrize(("program", "said"), [("/nowhere/python", "No such file"), ("/bin/false", "exit status 1")])
@@ -260,7 +262,9 @@ thread = threading.Thread(target=decode_rgb, args=(Path(sys.argv[1]).read_bytes(
 thread.start()
 if sys.argv[2] == "between":
     thread.join()
-while not psutil.Process().children():
+for _ in range(3000):
+    if psutil.Process().children():
+        break
     time.sleep(0.01)
 print(psutil.Process().children()[0].pid, flush=True)
 time.sleep(600)
