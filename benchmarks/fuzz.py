@@ -4,7 +4,8 @@
 damages a good file again and again, at random places and at those that a format's numbers are in, and gives it to the
 reader. A trial holds if the reader answers, or raises the error that it has for bad input. Another exception is a
 traceback; a trial that takes longer than :data:`HANG_S` is a hang, and its process is ended; one during which the
-memory grows beyond the kind's limit (for images 8 bytes for each allowed pixel and 64 MB) counts as ``memory_over``.
+memory grows beyond the kind's limit (for images 8 bytes for each allowed pixel and 64 MB) counts as ``memory_over``;
+the process's memory and that of its children, in which images are decoded.
 The input of each trial that does not hold is kept below ``results/fuzz``, with what was said.
 
 The last line on stdout is one JSON object: ``trials, held, tracebacks, hangs, memory_over``, and these by kind; a
@@ -18,6 +19,7 @@ import contextlib
 import copy
 import io
 import json
+import os
 import random
 import select
 import shutil
@@ -31,6 +33,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 HANG_S, START_S = 20.0, 120.0
 FOLDER = Path("results/fuzz")
@@ -62,6 +66,8 @@ class Images:
                 image = Image.fromarray(pixels[..., 0].astype(np.uint16)) if mode == "I;16" else image.convert(mode)
                 image.save(data, kind)
                 self._files.append(data.getvalue())
+        for file in self._files:
+            self.read(file)  # starts the process in which images are decoded
 
     def trial(self, rng: random.Random) -> bytes:
         """Return the input of a trial."""
@@ -311,24 +317,30 @@ def work(kind: str, seed: int, first: int) -> None:
 
 def _outcome(reader: Any, data: bytes, kept: Path) -> str:  # noqa: ANN401
     """Give an input to its reader; keep it only if that does not hold."""
-    before = _memory("VmRSS")
-    with open("/proc/self/clear_refs", "w") as file:  # the peak begins anew
-        file.write("5")
+    processes = [os.getpid(), *(child.pid for child in psutil.Process().children())]
+    before = _memory("VmRSS", processes)
+    for process in processes:
+        Path(f"/proc/{process}/clear_refs").write_text("5")  # the peak begins anew
     try:
         reader.read(data)
     except BaseException:
         kept.with_suffix(".txt").write_text(traceback.format_exc())
         return "tracebacks"
-    if (grown := _memory("VmHWM") - before) > reader.limit:
+    if (grown := _memory("VmHWM", processes) - before) > reader.limit:
         kept.with_suffix(".txt").write_text(f"memory grew by {grown / MIB:.0f} MiB of {reader.limit / MIB:.0f}\n")
         return "memory_over"
     kept.unlink()
     return "held"
 
 
-def _memory(name: str) -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+def _memory(name: str, processes: list[int]) -> int:
+    """Return the sum over the processes, in bytes; one that has ended counts as nothing."""
+    found = 0
+    for process in processes:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration):
+            lines = Path(f"/proc/{process}/status").read_text().splitlines()
+            found += next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+    return found
 
 
 if __name__ == "__main__":

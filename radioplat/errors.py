@@ -71,6 +71,10 @@ class StorageError(RadioplatError):
     restart_cause = "storage"
 
 
+class DecoderError(RadioplatError):
+    """A process that decodes images cannot be started, or is stopped again and again by something else than images."""
+
+
 class WeightsError(RadioplatError):
     """A checkpoint cannot be read safely, or does not fit its architecture."""
 

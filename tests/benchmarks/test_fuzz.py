@@ -46,6 +46,23 @@ def test_what_a_reader_does(tmp_path, read, outcome, said):
     assert said is None or said in kept.with_suffix(".txt").read_text()
 
 
+def test_the_memory_of_a_child_counts(tmp_path):
+    """The 64 MiB of a process that the reader uses, and that lives before the trial as after it."""
+    code = "import sys\nfor line in sys.stdin: x = b'x' * (int(line) << 20); del x; print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+
+        def read(data: bytes) -> None:
+            print(data.decode(), file=child.stdin, flush=True)
+            child.stdout.readline()
+
+        read(b"1")
+        reader = SimpleNamespace(read=read, limit=32 * fuzz.MIB)
+        for size, outcome in ((b"16", "held"), (b"64", "memory_over")):
+            (tmp_path / "input").touch()
+            assert fuzz._outcome(reader, size, tmp_path / "input") == outcome
+        child.stdin.close()
+
+
 @pytest.mark.parametrize(("end", "outcome"), [("time.sleep(60)", "hangs"), ("os._exit(9)", "tracebacks")])
 def test_a_process_that_hangs_or_dies_is_replaced_behind_its_trial(monkeypatch, end, outcome):
     code = (

@@ -17,11 +17,12 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from radioplat.data.images.fast_headers import HEAD_BYTES, exif_orientation, jpeg_size, png_size
 
+JPEG_START = b"\xff\xd8\xff"
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "gif", "webp", "bmp", "tiff", "img"})
 
 # A format is recognized by content, never by name, and only these are opened: some of Pillow's run other programs.
 _MAGIC = (
-    (b"\xff\xd8\xff", JpegImageFile),
+    (JPEG_START, JpegImageFile),
     (b"\x89PNG\r\n\x1a\n", PngImageFile),
     (b"GIF87a", GifImageFile),
     (b"GIF89a", GifImageFile),
@@ -48,6 +49,11 @@ class ImageHeader(NamedTuple):
     height: int
     format: str
     orientation: int = 1
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """Width and height as stored, before the orientation is applied, in pixels."""
+        return (self.width, self.height) if self.orientation < 5 else (self.height, self.width)
 
     @property
     def most_bytes(self) -> int:
@@ -83,7 +89,7 @@ def header_at(read: Callable[[int, int], bytes], stream: Callable[[], BinaryIO])
         stream: opens the image as a seekable stream, for the formats that Pillow reads.
     """
     start = read(0, HEAD_BYTES)
-    if start[:3] == b"\xff\xd8\xff":
+    if start[:3] == JPEG_START:
         name, size = "JPEG", jpeg_size(read, start)
     elif start[:8] == b"\x89PNG\r\n\x1a\n":
         name, size = "PNG", png_size(read, start)

@@ -8,7 +8,7 @@ import zlib
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def png_damage(data: bytes) -> str:
+def png_damage(data: bytes | memoryview) -> str:
     """Describe the damage in the chunks of a PNG (PNG 3rd edition, 5.3); empty if there is none.
 
     Without this check a file with an overwritten end decodes to an image that is partly noise.

@@ -160,30 +160,51 @@ def png(width: int, height: int, depth: int, *earlier: tuple[int, int]) -> bytes
     return b"\x89PNG\r\n\x1a\n" + headers + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
-# Not `ru_maxrss`, which begins at the peak of the process that started this one.
+# Not `ru_maxrss`, which begins at the peak of the process that started this one. The largest sum over this process and
+# the one in which it decodes is sampled; of each alone, the peak is known.
 APART = """
-import sys
+import io, sys, threading, time, psutil
 from pathlib import Path
+from PIL import Image
 from radioplat.data.images.decode import BadSample, decode_rgb
 
 def status(name):
-    line = next(line for line in open("/proc/self/status") if line.startswith(name))
-    return int(line.split()[1]) * 1024
+    found = []
+    for process in processes:
+        line = next(line for line in open(f"/proc/{process.pid}/status") if line.startswith(name))
+        found.append(int(line.split()[1]) * 1024)
+    return found
 
+small = io.BytesIO()
+Image.new("L", (1, 1)).save(small, "BMP")
+decode_rgb(small.getvalue())
 data = Path(sys.argv[1]).read_bytes()
+processes = [psutil.Process(), *psutil.Process().children()]
+for process in processes:
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # its peak begins anew
+sums, done = [], threading.Event()
+def sample():
+    while not done.wait(0.001):
+        sums.append(sum(status("VmRSS")))
 before, outcome = status("VmRSS"), "decoded"
+thread = threading.Thread(target=sample)
+thread.start()
 try:
     rgb = decode_rgb(data, max_pixels=int(sys.argv[2]))
 except BadSample as error:
     outcome = error.reason
-print(outcome, status("VmHWM") - before)
+done.set()
+thread.join()
+peaks = [peak - start for peak, start in zip(status("VmHWM"), before)]
+print(outcome, max(*peaks, max(sums, default=0) - sum(before)), len(processes))
 """
 
 
 def decoded_apart(path, max_pixels: int) -> tuple[str, int]:
-    """``decoded`` or the reason why not, and by how many bytes the memory of a process grew."""
+    """``decoded`` or the reason why not, and by how many bytes the memory of both processes grew."""
     command = [sys.executable, "-c", APART, path, str(max_pixels)]
-    outcome, grown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+    outcome, grown, processes = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+    assert processes == "2"
     return outcome, int(grown)
 
 

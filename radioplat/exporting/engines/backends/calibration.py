@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from radioplat.common.atomic_files import written_aside
+from radioplat.data.images.decode import BadSample, decode_rgb
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.network import Build
 from radioplat.exporting.engines.interface import SECTION, BuildRequest
@@ -156,8 +157,8 @@ def _image(file: Path, shape: list[int]) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
-            pixels = np.asarray(image.convert("RGB").resize((shape[2], shape[1])), np.float32)
-    except OSError as error:
+        image = Image.fromarray(decode_rgb(file.read_bytes()).rgb)
+        pixels = np.asarray(image.resize((shape[2], shape[1])), np.float32)
+    except (OSError, BadSample) as error:
         raise EngineError(f"{file} cannot be read: {error}", where=f"{_WHERE}.cal_image_dir") from error
     return pixels.transpose(2, 0, 1) / 255
