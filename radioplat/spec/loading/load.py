@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pickle
+import re
 import typing
 from dataclasses import MISSING
 from enum import Enum
@@ -22,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.fields import accept_case, faults, first_line, is_secret, strip_optional
 from radioplat.spec.loading.overrides import apply_override
+from radioplat.spec.loading.plain_tree import get
 from radioplat.spec.loading.tao_detectors import accept_detectors
 from radioplat.spec.loading.tao_fields import accept_tao_fields
 from radioplat.spec.loading.tao_objective import accept_tao_objective
@@ -55,6 +57,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
     accept_tao_objective(tree)
     _accept_named_models(tree)
     _accept_two_of_four(tree)
+    _accept_sizes_of_json(tree)
     tree = _without_defaults(tree, _default_tree(), Spec)
     if problems := [*unavailable, *faults(tree, Spec, "", Spec)]:
         raise SpecError(*_located(problems, name))
@@ -258,6 +261,24 @@ def _accept_two_of_four(plain: dict[str, Any]) -> None:
     sparsity = plain.get("prune") and isinstance(plain["prune"], dict) and plain["prune"].get("sparsity")
     if isinstance(sparsity, dict) and sparsity.get("type") == 2 * 60 + 4:
         sparsity["type"] = "2:4"
+
+
+def _accept_sizes_of_json(plain: dict[str, Any]) -> None:
+    """Take sizes that are text for numbers: keys of JSON are always text."""
+    holders = [(get(plain, "dataset.augmentation"), "multi_scales")]
+    partitions = get(plain, "distill.partitions")
+    holders += [(partition, "sizes") for partition in (partitions if isinstance(partitions, list) else ())]
+    for holder, name in holders:
+        if isinstance(holder, dict):
+            holder |= {name: _numbered(holder[name])} if name in holder else {}
+
+
+def _numbered(sizes: Any) -> Any:  # noqa: ANN401
+    if isinstance(sizes, list):
+        return [_numbered(entry) if isinstance(entry, dict) else entry for entry in sizes]
+    if isinstance(sizes, dict):
+        return {int(key) if re.fullmatch("[0-9]{1,6}", str(key)) else key: value for key, value in sizes.items()}
+    return sizes
 
 
 def _located(problems: list[Problem], name: str) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,21 @@ def test_auto_leaves_a_number_or_truth_value_to_the_platform():
     assert load_spec(None, ["results_dir=auto"]).results_dir == "auto"
     with pytest.raises(SpecError, match=r"train\.num_gpus"):  # it has a value by default
         load_spec(None, ["train.num_gpus=auto"])
+
+
+def test_sizes_of_a_json_file_are_numbers_although_its_keys_are_text(tmp_path):
+    chances = {"64": 0.25, "128": 0.75}
+    tree = {
+        "dataset": {"augmentation": {"multi_scales": [{"64": 0.1}, {"128": 0.9}]}},
+        "distill": {
+            "partitions": [{"share": 1.0, "sizes": chances}],
+            "teacher": [{"stochastic_resolutions": chances}],
+        },
+    }
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(tree))
+    spec = load_spec(path)
+    assert spec.distill.partitions[0].sizes == spec.distill.teacher[0].stochastic_resolutions == {64: 0.25, 128: 0.75}
+    assert spec.dataset.augmentation.multi_scales == [{64: 0.1}, {128: 0.9}]
+    with pytest.raises(SpecError, match="a size or {size: probability} is expected here"):
+        load_spec({"distill": {"partitions": [{"share": 1.0, "sizes": {"small": 1.0}}]}})
