@@ -266,8 +266,9 @@ def _accept_two_of_four(plain: dict[str, Any]) -> None:
 def _accept_sizes_of_json(plain: dict[str, Any]) -> None:
     """Take sizes that are text for numbers: keys of JSON are always text."""
     holders = [(get(plain, "dataset.augmentation"), "multi_scales")]
-    partitions = get(plain, "distill.partitions")
-    holders += [(partition, "sizes") for partition in (partitions if isinstance(partitions, list) else ())]
+    for path, name in (("distill.partitions", "sizes"), ("distill.teacher", "stochastic_resolutions")):
+        entries = get(plain, path)
+        holders += [(entry, name) for entry in (entries if isinstance(entries, list) else ())]
     for holder, name in holders:
         if isinstance(holder, dict):
             holder |= {name: _numbered(holder[name])} if name in holder else {}
