@@ -13,6 +13,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.order.dealing import Costs, end_of, key_of
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.memory import AHEAD
+from radioplat.spec.schema.cluster import Placement
 from radioplat.spec.schema.root import Spec
 from radioplat.training.feed.feeder import prefetch_depth
 from radioplat.training.hooks.step_hook import StepHook
@@ -28,10 +29,11 @@ _NEW = 0.2  # weight of a step in the means
 
 
 class MicroBatchCosts(StepHook):
-    """Time the forwards of this rank; from the sums over all ranks, all of them decide alike.
+    """Time the micro-batches of this rank; from the sums over all ranks, all of them decide alike.
 
-    A forward's time stands for that of the micro-batch: a backward may wait for other ranks. At ZeRO 3 forwards wait,
-    too, and nothing is measured; sizes alone decide.
+    The last backward of a step waits for other ranks, and with slots each one does: there the forward's time stands for
+    the whole. At ZeRO 3 forwards wait, too, and nothing is measured; sizes alone decide. Teachers that compute in the
+    training thread, those in the workers on a CPU, are part of a micro-batch and of its forward.
 
     Args:
         schedule: is changed.
@@ -49,40 +51,63 @@ class MicroBatchCosts(StepHook):
         self._read_ahead = prefetch_depth(spec) + AHEAD + 4
         self._timers: list[_Timer] = []
         self._before: list[_Timer] = []  # of the step before, whose work on the device has ended
-        self._seconds: dict[str, float] = {}  # by kind
+        self._forwards: dict[str, float] = {}  # seconds by kind
+        self._wholes: dict[str, float] = {}  # seconds by kind
+        teachers = [service.placement for service in spec.teachers.values()]
+        inline = not context.on_cluster or Placement.inline in teachers
+        self._with_teachers = inline and context.device.type == "cpu"
         self._slowness = [1.0] * context.world_size
         self._imbalance = 0.0
+
+    @property
+    def _seconds(self) -> dict[str, float]:
+        """Seconds of a micro-batch by kind; of kinds that were always the last of a step, by their forwards."""
+        both = [kind for kind in self._wholes if kind in self._forwards]
+        ratio = sum(map(self._wholes.__getitem__, both)) / sum(map(self._forwards.__getitem__, both)) if both else 1.0
+        return {kind: ratio * forward for kind, forward in self._forwards.items()} | self._wholes
 
     def begin_step(self, step: int) -> None:
         """Begin to measure a step."""
         self._before, self._timers = self._timers, []
+        self._since = time.perf_counter()
 
     def begin_micro_batch(self, step: int, batch: Batch) -> None:
-        """Start the time of a forward."""
+        """Start the time of a micro-batch."""
         if self._measures and batch.micro_batch >= 0:
             place = batch.micro_batch % self._schedule.micro_batches
-            self._timers.append(_Timer(key_of(self._schedule.kinds_of(step)[place]), self._context.device))
+            timer = _Timer(key_of(self._schedule.kinds_of(step)[place]), self._context.device)
+            if self._with_teachers:
+                timer.begin = self._since
+            self._timers.append(timer)
 
     def losses(self, step: int, batch: Batch, losses: Mapping[str, torch.Tensor], last: bool) -> StepDecision:
-        """Stop the time; of a micro-batch in pieces, that of the first counts."""
+        """Note the end of the forward; of a micro-batch in pieces, that of the first counts."""
         if self._measures and batch.micro_batch >= 0:
-            self._timers[-1].stop()
+            self._timers[-1].forward_ends(waits=last or self._schedule.in_slots)
         return CONTINUE
 
+    def end_micro_batch(self, step: int, batch: Batch) -> None:
+        """Note the end of the micro-batch."""
+        if self._measures and self._timers:
+            self._timers[-1].ends()
+        self._since = time.perf_counter()
+
     def sums(self) -> dict[str, float]:
-        """Return seconds and counts by kind, and this rank's seconds beside those of usual ranks."""
+        """Return seconds and counts by kind, and the seconds of this rank's forwards beside those of usual ranks."""
         numbers: dict[str, float] = {}
-        ended = [(timer.kind, timer.seconds()) for timer in self._before]
-        for kind, seconds in ended:
-            if seconds is None:
+        rank = self._context.rank
+        for timer in self._before:
+            if (forward := timer.seconds_of_forward()) is None:
                 continue
-            rank = self._context.rank
-            for name, value in (
-                (f"seconds/{kind}", seconds),
-                (f"count/{kind}", 1.0),
-                (f"took/{rank}", seconds),
-                (f"usual/{rank}", self._seconds.get(kind, 0.0)),
-            ):
+            named = {
+                f"forward/{timer.kind}": forward,
+                f"forwards/{timer.kind}": 1.0,
+                f"took/{rank}": forward,
+                f"usual/{rank}": self._forwards.get(timer.kind, 0.0),
+            }
+            if (whole := timer.seconds()) is not None:
+                named |= {f"whole/{timer.kind}": whole, f"wholes/{timer.kind}": 1.0}
+            for name, value in named.items():
                 numbers[name] = numbers.get(name, 0.0) + value
         return numbers
 
@@ -102,11 +127,12 @@ class MicroBatchCosts(StepHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds by kind; the speed of ranks is measured anew, since others may have them."""
-        return {"micro_batch_seconds": dict(self._seconds)} if self._measures else {}
+        return {"micro_batch_seconds": self._seconds} if self._measures else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the seconds."""
-        self._seconds = dict(state["micro_batch_seconds"])
+        known = self._forwards if self._schedule.in_slots else self._wholes
+        known |= state["micro_batch_seconds"]
 
     def _learn(self, sums: Mapping[str, float]) -> None:
         took = [sums.get(f"took/{rank}", 0.0) for rank in range(self._context.world_size)]
@@ -119,9 +145,9 @@ class MicroBatchCosts(StepHook):
             ]
         for name, seconds in sums.items():
             column, _, kind = name.partition("/")
-            if column == "seconds":
-                mean = seconds / sums[f"count/{kind}"]
-                self._seconds[kind] = (1 - _NEW) * self._seconds.get(kind, mean) + _NEW * mean
+            if (means := {"forward": self._forwards, "whole": self._wholes}.get(column)) is not None:
+                mean = seconds / sums[f"{column}s/{kind}"]
+                means[kind] = (1 - _NEW) * means.get(kind, mean) + _NEW * mean
 
     def _imbalance_of(self, step: int, sums: Mapping[str, float]) -> float:
         """Return when the ranks had ended a step, over the mean of their times; 0.0 if it is not known."""
@@ -171,12 +197,15 @@ class MicroBatchCosts(StepHook):
 
 
 class _Timer:
-    """Time of one forward, on the device."""
+    """Times of one micro-batch, on the device."""
 
     def __init__(self, kind: str, device: torch.device) -> None:
         self.kind = kind
         self._on_gpu = device.type == "cuda"
-        self._begin, self._end = self._now(), None
+        self.begin = self._now()
+        self._forward: Any = None
+        self._end: Any = None
+        self._waits = False
 
     def _now(self) -> Any:  # noqa: ANN401
         if not self._on_gpu:
@@ -185,12 +214,22 @@ class _Timer:
         event.record()
         return event
 
-    def stop(self) -> None:
-        """End the time, at the first call."""
-        self._end = self._now() if self._end is None else self._end
+    def forward_ends(self, waits: bool) -> None:
+        """End the time of the forward, at the first call; ``waits``: the backward may wait for other ranks."""
+        self._forward = self._now() if self._forward is None else self._forward
+        self._waits |= waits
+
+    def ends(self) -> None:
+        """End the time of the micro-batch."""
+        self._end = self._now()
+
+    def seconds_of_forward(self) -> float | None:
+        """Return the time of the forward; None if it did not happen."""
+        return None if self._forward is None else self._between(self._forward)
 
     def seconds(self) -> float | None:
-        """Return the time; None if the forward did not happen."""
-        if self._end is None:
-            return None
-        return self._begin.elapsed_time(self._end) / 1000 if self._on_gpu else self._end - self._begin
+        """Return the time of forward and backward; None if they did not happen, or waited for other ranks."""
+        return None if self._waits or self._end is None else self._between(self._end)
+
+    def _between(self, end: Any) -> float:  # noqa: ANN401
+        return self.begin.elapsed_time(end) / 1000 if self._on_gpu else end - self.begin

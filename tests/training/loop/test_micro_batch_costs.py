@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -15,13 +18,15 @@ SMALL, LARGE = (64,), (128,)
 SECONDS = {"64": 1.0, "128": 4.0}
 
 
-def hook_of(by_cost: bool, in_slots: bool = False, stage: int = 1) -> tuple[MicroBatchCosts, MicroBatchSchedule, list]:
+def hook_of(
+    by_cost: bool, in_slots: bool = False, stage: int = 1, on_cluster: bool = False
+) -> tuple[MicroBatchCosts, MicroBatchSchedule, list]:
     """A hook of two ranks with four micro-batches a step, large ones first."""
     said: list[str] = []
     kinds = lambda first, last: [LARGE if n % 4 < 2 else SMALL for n in range(first, last)]  # noqa: E731
     schedule = MicroBatchSchedule(4, 2, kinds, in_slots, by_cost=by_cost)
     spec = load_spec(None, [f"train.zero_stage={stage}"])
-    context = RankContext(0, 2, torch.device("cpu"), False)
+    context = RankContext(0, 2, torch.device("cpu"), on_cluster)
     return MicroBatchCosts(spec, context, schedule, lambda line, warns: said.append(line)), schedule, said
 
 
@@ -29,8 +34,9 @@ def record_of(step: int, took: tuple[float, float], usual: tuple[float, float]) 
     """The record of a step whose ranks took so long for two micro-batches of each kind."""
     record = StepRecord(step, 0.1)
     sums = {f"took/{rank}": took[rank] for rank in range(2)} | {f"usual/{rank}": usual[rank] for rank in range(2)}
-    sums |= {f"seconds/{kind}": 2 * value for kind, value in SECONDS.items()}
-    sums |= {f"count/{kind}": 2.0 for kind in SECONDS}
+    for name, share in (("forward", 0.25), ("whole", 1.0)):
+        sums |= {f"{name}/{kind}": 2 * share * value for kind, value in SECONDS.items()}
+        sums |= {f"{name}s/{kind}": 2.0 for kind in SECONDS}
     record.sums = {f"dealing/{name}": value for name, value in sums.items()}
     return record
 
@@ -77,3 +83,42 @@ def test_stage_3_measures_nothing_since_its_forwards_wait_too():
     hook, _, _ = hook_of(False, in_slots=True, stage=3)
     hook.after_step(record_of(0, (2.0, 6.0), (1.0, 1.0)))
     assert hook.figures() == {} and hook.state_dict() == {}
+
+
+def step_of(hook: MicroBatchCosts, sizes: str, before: float = 0.0) -> dict[str, float]:
+    """What the hook measures of a step of the first rank: 0.02 s a forward, and twice as much a backward."""
+    hook.begin_step(0)
+    for place, number in enumerate(sizes):
+        batch = SimpleNamespace(micro_batch="LLSS".index("L" if number == "L" else "S"))
+        time.sleep(before)
+        hook.begin_micro_batch(0, batch)
+        time.sleep(0.02)
+        hook.losses(0, batch, {}, last=place == len(sizes) - 1)
+        time.sleep(0.04)
+        hook.end_micro_batch(0, batch)
+    hook.begin_step(1)
+    return hook.sums()
+
+
+def test_the_last_micro_batch_of_a_step_is_measured_by_its_forward_alone():
+    found = step_of(hook_of(True)[0], "LS", before=0.1)
+    assert found["whole/128"] == pytest.approx(0.16, rel=0.3) and "whole/64" not in found, "with the teacher's time"
+    assert found["forward/128"] == pytest.approx(0.12, rel=0.3) == found["forward/64"]
+    with_slots = step_of(hook_of(True, in_slots=True, stage=2)[0], "LS")
+    assert not any(name.startswith("whole") for name in with_slots) and with_slots["forwards/128"] == 1
+
+
+def test_teachers_in_other_processes_are_waited_for_and_cost_nothing():
+    hook, _, _ = hook_of(True, on_cluster=True)
+    assert step_of(hook, "LS", before=0.1)["forward/128"] == pytest.approx(0.02, rel=0.5)
+
+
+def test_a_kind_that_is_always_the_last_costs_what_its_forward_suggests():
+    hook, _, _ = hook_of(True)
+    record = record_of(1, (5.0, 5.0), (5.0, 5.0))
+    del record.sums["dealing/whole/128"], record.sums["dealing/wholes/128"]
+    hook.after_step(record)
+    assert hook.state_dict()["micro_batch_seconds"] == pytest.approx(SECONDS)
+    again, _, _ = hook_of(True)
+    again.load_state_dict(hook.state_dict())
+    assert again.state_dict() == hook.state_dict()
