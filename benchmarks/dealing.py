@@ -31,9 +31,9 @@ from benchmarks.teach.programs import last_line
 SIZES = {64: 0.6, 128: 0.1, 192: 0.1, 256: 0.2}  # chances
 MICRO_BATCHES, BATCH = 8, 3  # of a step, and images of one
 MORE = 4  # of a step, in the second of the runs that measure costs
-STEPS, SKIP = 42, 10
+STEPS, SKIP = 34, 8
 STEPS_OF_SIZE, SETTLE = 7, 2  # of the runs that measure costs: steps of each size, and of them left out at its start
-UNEVEN_STEPS, UNEVEN_SKIP, UNEVEN_SIZE = 90, 60, 128
+UNEVEN_STEPS, UNEVEN_SKIP, UNEVEN_SIZE = 80, 55, 64
 STUDENT = {
     "type": "c_radio_v3_vit_base_patch16_reg4_dinov2",
     "kwargs": {"embed_dim": 384, "depth": 6, "num_heads": 6},

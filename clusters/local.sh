@@ -9,8 +9,15 @@
 set -euo pipefail
 
 # Short: names of Ray's sockets must fit in 107 bytes.
-readonly folder=${RADIOPLAT_LOCAL_FOLDER:-/tmp/radioplat-local-$UID}
+readonly folder=${RADIOPLAT_LOCAL_FOLDER:-${XDG_RUNTIME_DIR:-/tmp}/radioplat-local-$UID}
 readonly python=${PYTHON:-python}
+
+require_own() { # refuse a folder that somebody else made, and could put processes to end or an address into
+    if [[ -L $folder || (-e $folder && ! -O $folder) ]]; then
+        echo "$folder is not a folder of yours; name another one in RADIOPLAT_LOCAL_FOLDER" >&2
+        exit 1
+    fi
+}
 
 environment() {
     if [[ ! -e $folder/groups ]]; then
@@ -40,8 +47,9 @@ up() {
         echo "there is one already: $folder; clusters/local.sh down ends it" >&2
         exit 1
     fi
-    mkdir -p "$folder"
+    mkdir -p -m 700 "$folder"
     chmod 700 "$folder"
+    require_own
     (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$folder/token")
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$folder/token RAY_worker_niceness=0
     # `down` ends the whole cluster, so no node needs to be drained.
@@ -112,6 +120,7 @@ alive() { # whether any process of any group is left
     return 1
 }
 
+require_own
 case ${1:-} in
 up) up "${2:-2}" ;;
 down) down ;;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from tests.clusters.published import schemas
 from tests.clusters.test_launcher import check_no_secrets
 
-FILES = ("raycluster", "rayjob", "job", "storage")
+FILES = ("raycluster", "rayjob", "job", "storage", "network")
 
 
 @functools.cache
@@ -130,8 +131,36 @@ def test_every_pod_leaves_in_order_and_keeps_its_results(cluster):
         assert {m["name"] for m in container["volumeMounts"]} == set(volumes)
         assert volumes["shared"]["persistentVolumeClaim"] == {"claimName": "radioplat-shared"}
         assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
-        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["fsGroup"] == 1000
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        # The head's autoscaler alone talks to Kubernetes.
+        assert pod.get("automountServiceAccountToken", True) is (role == "head")
         assert container["image"].startswith("REGISTRY/radioplat-") and ":" in container["image"]
+
+
+def allowed(rules: list[dict], port: int, **labels: str) -> bool:
+    """Whether a rule without an address lets pods with these labels through."""
+    for rule in rules:
+        ports = [entry["port"] for entry in rule.get("ports", [])]
+        for peer in rule.get("to", rule.get("from", [])):
+            wanted = peer.get("podSelector", {}).get("matchLabels", {})
+            if "ipBlock" not in peer and (not ports or port in ports) and wanted.items() <= labels.items():
+                return True
+    return False
+
+
+def test_pods_are_reached_by_each_other_and_by_those_who_submit(clusters):
+    policy = yaml.safe_load((clusters / "kuberay" / "network.yaml").read_text())["spec"]
+    node = {"ray.io/is-ray-node": "yes"}
+    assert policy["podSelector"] == {"matchLabels": node} and set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    for rules in (policy["ingress"], policy["egress"]):
+        assert all(allowed(rules, port, **node) for port in (6379, 8265, 10001, 30123))
+    assert allowed(policy["ingress"], 8265, app="job") and not allowed(policy["ingress"], 6379, app="job")
+    assert not allowed(policy["egress"], 6379, app="database")
+    (block,) = [peer["ipBlock"] for rule in policy["egress"] for peer in rule["to"] if "ipBlock" in peer]
+    hidden = [ipaddress.ip_network(net) for net in block["except"]]
+    assert any(ipaddress.ip_address("169.254.169.254") in net for net in hidden), "the node's own credentials"
 
 
 def test_the_commands_are_ours(cluster):

@@ -22,12 +22,22 @@ def stop(folder: Path, seconds: float) -> tuple[list[Holder], list[Holder]]:
     """
     local = holders(folder)
     for holder in local:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(holder.pid, signal.SIGTERM)
+        _ask(holder)
     until = time.monotonic() + seconds
     while (remaining := [holder for holder in local if not holder.is_gone()]) and time.monotonic() < until:
         time.sleep(_LOOK_S)
     return local, remaining
+
+
+def _ask(holder: Holder) -> None:
+    """Send SIGTERM to the process of a holder, and to no other that has its process id since."""
+    with contextlib.suppress(ProcessLookupError):
+        process = os.pidfd_open(holder.pid)
+        try:
+            if not holder.is_gone():  # what is open now is the process that held the lease
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+        finally:
+            os.close(process)
 
 
 def holders(folder: Path) -> list[Holder]:

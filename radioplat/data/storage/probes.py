@@ -18,6 +18,7 @@ from pathlib import Path
 from radioplat.data.storage.object_stores import endpoint
 from radioplat.data.storage.request_rate import root_of, waited
 from radioplat.spec.resolved.paths import is_remote
+from radioplat.tracking.own_folder import make_own_folder, open_own, require_own_folder
 
 FIRST_PAUSE_S = 1.0  # between two tries; each is twice the previous one
 LONGEST_PAUSE_S = 5.0  # where one read tries for all
@@ -60,12 +61,17 @@ class _Marks:
 
     def _touch(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            path.touch()
+            make_own_folder(self._folder)
+            file = open_own(path, os.O_WRONLY | os.O_CREAT)
+            try:
+                os.utime(file)
+            finally:
+                os.close(file)
 
     def _time(self, path: Path) -> int:
         try:
-            return path.stat().st_mtime_ns
+            require_own_folder(self._folder)
+            return path.lstat().st_mtime_ns
         except OSError:
             return 0
 

@@ -56,7 +56,7 @@ class MicroBatchCosts(StepHook):
         teachers = [service.placement for service in spec.teachers.values()]
         inline = not context.on_cluster or Placement.inline in teachers
         self._with_teachers = inline and context.device.type == "cpu"
-        self._slowness = [1.0] * context.world_size
+        self._ratios = [1.0] * context.world_size  # time of a rank's forwards over what is usual for their kinds
         self._imbalance = 0.0
 
     @property
@@ -65,6 +65,13 @@ class MicroBatchCosts(StepHook):
         both = [kind for kind in self._wholes if kind in self._forwards]
         ratio = sum(map(self._wholes.__getitem__, both)) / sum(map(self._forwards.__getitem__, both)) if both else 1.0
         return {kind: ratio * forward for kind, forward in self._forwards.items()} | self._wholes
+
+    @property
+    def _slowness(self) -> list[float]:
+        """How long each rank takes, over the rank in the middle; of two, over the faster one."""
+        ordered = sorted(self._ratios)
+        middle = ordered[len(ordered) // 2] if len(ordered) > 2 else ordered[0]
+        return [ratio / middle for ratio in self._ratios]
 
     def begin_step(self, step: int) -> None:
         """Begin to measure a step."""
@@ -138,11 +145,8 @@ class MicroBatchCosts(StepHook):
         took = [sums.get(f"took/{rank}", 0.0) for rank in range(self._context.world_size)]
         usual = [sums.get(f"usual/{rank}", 0.0) for rank in range(self._context.world_size)]
         if all(usual):
-            ratios = [seconds / known for seconds, known in zip(took, usual, strict=True)]
-            middle = sorted(ratios)[len(ratios) // 2] if len(ratios) > 2 else min(ratios)
-            self._slowness = [
-                (1 - _NEW) * old + _NEW * ratio / middle for old, ratio in zip(self._slowness, ratios, strict=True)
-            ]
+            each = zip(self._ratios, took, usual, strict=True)
+            self._ratios = [(1 - _NEW) * old + _NEW * seconds / known for old, seconds, known in each]
         for name, seconds in sums.items():
             column, _, kind = name.partition("/")
             if (means := {"forward": self._forwards, "whole": self._wholes}.get(column)) is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from radioplat.cli.main import main
-from radioplat.cluster.preemption.stop import holders, stop
+from radioplat.cluster.preemption.stop import _ask, holders, stop
 from radioplat.tracking.lease import NAME, Holder
 
 RUN = """
@@ -56,6 +56,16 @@ def test_a_run_is_asked_and_awaited(start, tmp_path):
     assert [holder.pid for holder in asked] == [run.pid] and not left
     assert run.wait(1) == 75 and not holders(tmp_path)
     assert main(["nodes", "stop", str(tmp_path)]) == 0, "nobody is there"
+
+
+def test_a_process_that_has_the_id_of_an_ended_run_is_left_alone(start, tmp_path):
+    run = start(tmp_path)
+    (holder,) = holders(tmp_path)
+    _ask(dataclasses.replace(holder, born="1"))
+    time.sleep(0.5)
+    assert run.poll() is None
+    _ask(holder)
+    assert run.wait(20) == 75
 
 
 def test_one_that_does_not_leave(start, tmp_path, capsys):

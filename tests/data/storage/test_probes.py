@@ -31,6 +31,21 @@ def process(tmp_path, monkeypatch):
     probes._probes.cache_clear()
 
 
+@pytest.mark.parametrize("kind", ["link", "open to others"])
+def test_marks_are_never_written_to_a_folder_that_others_can_use(process, tmp_path, kind):
+    theirs, ours = tmp_path / "theirs", tmp_path / f"radioplat_storage_{os.getuid()}"
+    theirs.mkdir()
+    if kind == "link":
+        ours.symlink_to(theirs)
+    else:
+        ours.mkdir(mode=0o777)
+        ours.chmod(0o777)
+    read = process()
+    assert read.wait(False, time.monotonic() + 5)
+    read.succeeded()
+    assert not list(theirs.iterdir()) and not list(ours.iterdir())
+
+
 def test_a_try_of_one_process_counts_for_all_and_its_success_lets_all_on(process):
     one, other = process(), process()
     assert one is not other and one.wait(False, time.monotonic() + 5)  # it has the turn
