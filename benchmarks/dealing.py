@@ -3,9 +3,9 @@
 ``python -m benchmarks.dealing``. `benchmarks.judges.dealing`, which imports nothing of radioplat, trains a ViT on
 images of 64 to 256 px with two workers of Ray on two cores: with even dealing and by cost in turn, at ZeRO 1 (workers
 wait for each other once a step) and 2 (after each micro-batch), and at ZeRO 1 with half of a core taken from one of
-them. What a micro-batch of each size costs is measured by two runs with even dealing in which all micro-batches of a
-step are of one size, and four or six a worker; `benchmarks.judges.best_dealing` tries all ways to deal with these
-costs. A model (:mod:`benchmarks.dealing_model`) gives figures for 8, 64 and 256 ranks.
+them. What a micro-batch of each size costs is fitted to the steps of even dealing; `benchmarks.judges.best_dealing`
+tries all ways to deal with these costs. A model (:mod:`benchmarks.dealing_model`) gives figures for 8, 64 and 256
+ranks.
 
 The last line on stdout is one JSON object: ``mixed_zero1_over_optimum`` and ``mixed_zero2_over_optimum`` (the measured
 speed-up over that of the best dealing), ``uneven_speedup``, ``modelled_speedup_64`` (four micro-batches a rank, ranks
@@ -23,6 +23,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.dealing_model import modelled
 from benchmarks.elastic_inputs import make_inputs, tiny_spec
 from benchmarks.folder import kept_or_scratch
@@ -30,9 +32,7 @@ from benchmarks.teach.programs import last_line
 
 SIZES = {64: 0.6, 128: 0.1, 192: 0.1, 256: 0.2}  # chances
 MICRO_BATCHES, BATCH = 8, 3  # of a step, and images of one
-MORE = 4  # of a step, in the second of the runs that measure costs
-STEPS, SKIP = 34, 8
-STEPS_OF_SIZE, SETTLE = 7, 2  # of the runs that measure costs: steps of each size, and of them left out at its start
+STEPS, SKIP = 48, 18  # after a change of the dealing, whose streams are opened while others are read
 UNEVEN_STEPS, UNEVEN_SKIP, UNEVEN_SIZE = 80, 55, 64
 STUDENT = {
     "type": "c_radio_v3_vit_base_patch16_reg4_dinov2",
@@ -56,12 +56,13 @@ def measured(folder: Path) -> dict[str, Any]:
     runs: dict[str, dict[str, Any]] = {}
     sizes = sizes_of_steps(folder)
     for stage in (1, 2):
-        once, each = costs_of(folder, stage)
-        costs = [[each[size] for size in step] for step in sizes[SKIP:]]
+        runs[f"zero{stage}"] = judged = judge(folder, f"zero{stage}", mixed(folder, stage), SKIP)
+        even = [statistics.fmean(step) for step in zip(*judged["seconds"]["even"], strict=True)]
+        once, each = costs_of(sizes, even, in_slots=stage == 2)
+        costs = [[each[size] for size in step] for step in sizes]
         best = piped("benchmarks.judges.best_dealing", costs)["once" if stage == 1 else "each"]
         waits = once * len(costs)
         allowed = (best["even"] + waits) / (best["best"] + waits)
-        runs[f"zero{stage}"] = judged = judge(folder, f"zero{stage}", mixed(folder, stage, STEPS), SKIP)
         speedup, interval = ratio(judged["seconds"])
         found[f"mixed_zero{stage}_over_optimum"] = round(speedup / allowed, 3)
         found[f"mixed_zero{stage}"] = {
@@ -93,27 +94,27 @@ def measured(folder: Path) -> dict[str, Any]:
     return found | {"model": model}
 
 
-def mixed(folder: Path, stage: int, steps: int) -> dict[str, Any]:
+def mixed(folder: Path, stage: int) -> dict[str, Any]:
     """Return the spec of a run whose micro-batches have sizes of their own."""
-    spec = spec_of(folder, stage, steps, MICRO_BATCHES)
+    spec = spec_of(folder, stage, STEPS)
     spec["distill"]["partitions"] = [{"share": 1.0, "teachers": ["vit"], "sizes": SIZES}]
     return spec
 
 
 def one_size(folder: Path) -> dict[str, Any]:
     """Return the spec of a run whose micro-batches are all alike."""
-    spec = spec_of(folder, 1, UNEVEN_STEPS, MICRO_BATCHES)
+    spec = spec_of(folder, 1, UNEVEN_STEPS)
     spec["dataset"]["img_size"] = UNEVEN_SIZE
     return spec
 
 
-def spec_of(folder: Path, stage: int, steps: int, micro_batches: int) -> dict[str, Any]:
+def spec_of(folder: Path, stage: int, steps: int) -> dict[str, Any]:
     """Return what all runs have in common: two workers, a small teacher inside each, and few checkpoints."""
     spec = tiny_spec(folder / "inputs", folder, steps, (2, 2))
     spec["model"]["backbone"] = STUDENT
     spec["dataset"] |= {"img_size": max(SIZES), "batch_size": BATCH}
     spec["train"] |= {
-        "global_batch_size": BATCH * micro_batches,
+        "global_batch_size": BATCH * MICRO_BATCHES,
         "zero_stage": stage,
         "checkpoint_interval": steps,
         "threads": 1,
@@ -126,30 +127,39 @@ def spec_of(folder: Path, stage: int, steps: int, micro_batches: int) -> dict[st
     return spec
 
 
-def costs_of(folder: Path, stage: int) -> tuple[float, dict[int, float]]:
-    """Return the seconds that a step takes beside its micro-batches, and those of a micro-batch by size."""
-    medians: list[dict[int, float]] = []
-    for number in (MICRO_BATCHES, MICRO_BATCHES + MORE):
-        spec = spec_of(folder, stage, STEPS_OF_SIZE * len(SIZES), number)
-        spec["distill"]["stages"] = [{"steps": STEPS_OF_SIZE, "img_size": size} for size in SIZES]
-        seconds = judge(folder, f"costs{stage}_{number}", spec, 0, "--runs", "even")["seconds"]["even"][0]
-        of_size = [seconds[i * STEPS_OF_SIZE + SETTLE : (i + 1) * STEPS_OF_SIZE] for i in range(len(SIZES))]
-        medians.append({size: statistics.median(each) for size, each in zip(SIZES, of_size, strict=True)})
-    each = {size: (medians[1][size] - medians[0][size]) / (MORE // 2) for size in SIZES}
-    return statistics.median(medians[0][size] - MICRO_BATCHES // 2 * each[size] for size in SIZES), each
+def costs_of(sizes: list[list[int]], seconds: list[float], in_slots: bool) -> tuple[float, dict[int, float]]:
+    """Return the seconds that a step takes beside its micro-batches, and those of a micro-batch by size.
+
+    They are fitted by least squares to the steps of even dealing: a step takes as long as its slower worker, with slots
+    as the dearer micro-batch of each pair. Which worker is the slower one follows from the fit before.
+    """
+    kinds = list(SIZES)
+    costs = {size: float(size) for size in kinds}
+    fitted = np.zeros(1 + len(kinds))
+    for _ in range(10):
+        rows = []
+        for step in sizes:
+            if in_slots:
+                counted = [max(step[i : i + 2], key=costs.__getitem__) for i in range(0, len(step), 2)]
+            else:
+                counted = max(step[0::2], step[1::2], key=lambda own: sum(map(costs.__getitem__, own)))
+            rows.append([1.0, *(counted.count(size) for size in kinds)])
+        fitted = np.linalg.lstsq(np.array(rows), np.array(seconds), rcond=None)[0]
+        costs = dict(zip(kinds, fitted[1:].tolist(), strict=True))
+    return float(fitted[0]), costs
 
 
 def sizes_of_steps(folder: Path) -> list[list[int]]:
-    """Return the sizes of the micro-batches of each step of a mixed run."""
+    """Return the sizes of the micro-batches of each step of a mixed run that counts."""
     from radioplat.data.views.kinds import kinds
     from radioplat.design.views import run_views
     from radioplat.spec.loading.load import load_spec
     from radioplat.spec.resolved.teacher import student_view
 
-    spec = load_spec(mixed(folder, 1, STEPS))
+    spec = load_spec(mixed(folder, 1))
     views = [view for view in run_views(spec, [], {}, 16) if view.name == student_view(spec)]
     drawn = [size for (size,) in kinds(views, spec.dataset.train_dataset.seed, 0, STEPS * MICRO_BATCHES)]
-    return [drawn[i : i + MICRO_BATCHES] for i in range(0, len(drawn), MICRO_BATCHES)]
+    return [drawn[i : i + MICRO_BATCHES] for i in range(SKIP * MICRO_BATCHES, len(drawn), MICRO_BATCHES)]
 
 
 def judge(folder: Path, name: str, spec: dict[str, Any], skip: int, *options: str) -> dict[str, Any]:
