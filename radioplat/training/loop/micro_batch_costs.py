@@ -68,7 +68,7 @@ class MicroBatchCosts(StepHook):
 
     @property
     def _slowness(self) -> list[float]:
-        """How long each rank takes, over the rank in the middle; of two, over the faster one."""
+        """Time of each rank over that of the rank in the middle; of two, over that of the faster one."""
         ordered = sorted(self._ratios)
         middle = ordered[len(ordered) // 2] if len(ordered) > 2 else ordered[0]
         return [ratio / middle for ratio in self._ratios]
