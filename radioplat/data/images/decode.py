@@ -25,6 +25,8 @@ _BAND_PIXELS = 1 << 20  # pixels converted at a time
 # libwebp's animation decoder has two canvases and Pillow copies its frame twice; a TIFF may be a single strip.
 _BYTES = {"WEBP": 20, "TIFF": 16}
 _NO_MEMORY = "decoder error -9"  # Pillow's words where an allocation in one of its decoders failed
+# Of a JPEG: each scan may take 1.2 ns of CPU time for a pixel and needs some 100 bytes; real ones have at most a dozen.
+_MOST_SCANS, _SCAN = 500, b"\xff\xda"
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 
 
@@ -88,6 +90,8 @@ def decode_rgb(data: bytes, reduction: float = 1.0, max_pixels: int = MAX_PIXELS
             raise BadSample(*answer)
         return _decoded(answer.rgb, answer.header, 1)
     header = checked_header(data, max_pixels)
+    if data.count(_SCAN) > _MOST_SCANS:
+        raise BadSample("too_slow", f"a JPEG of more than {_MOST_SCANS} scans")
     factor = _factor(header, reduction)
     rgb = _decode_jpeg(data, header, factor, fast)
     if rgb is None:

@@ -286,3 +286,16 @@ def test_pixels_are_the_same_in_stretches_of_rows(monkeypatch, mode, dtype):
     assert np.array_equal(decode_rgb(data).rgb, whole)
     monkeypatch.setattr("radioplat.data.images.decode._BAND_PIXELS", 1)
     assert np.array_equal(decode_rgb(data).rgb, whole)
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_before_it_is_decoded():
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(
+        file, "JPEG", progressive=True
+    )
+    data = file.getvalue()
+    end, last = data.rindex(b"\xff\xd9"), data.rindex(b"\xff\xda")
+    assert 1 < data.count(b"\xff\xda") < 20 and decode_rgb(data).rgb.shape == (64, 64, 3)
+    with pytest.raises(BadSample) as caught:
+        decode_rgb(data[:end] + 600 * data[last:end] + data[end:])
+    assert caught.value.reason == "too_slow" and "500 scans" in caught.value.detail
