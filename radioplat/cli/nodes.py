@@ -24,7 +24,7 @@ def watch(args: argparse.Namespace) -> None:
     from radioplat.cluster.preemption.watch import watch as run
     from radioplat.errors import PlacementError
 
-    act = end_process(args.process) if args.process else drain_this_node
+    act = drain_this_node if args.process is None else end_process(args.process)
     if run(args.cloud, act, note, args.every) is None:
         raise PlacementError("the machine's deadline passed before its node could be drained")
 
@@ -64,13 +64,14 @@ def stop(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from radioplat.cluster.preemption.stop import stop as run
-    from radioplat.errors import TrainingError
+    from radioplat.errors import PlacementError, Problem
 
-    stopped, remaining = run(Path(args.folder), args.seconds)
-    processes = ", ".join(f"process {holder.pid}" for holder in stopped)
+    stopped = run(Path(args.folder), args.seconds)
+    processes = ", ".join(f"process {holder.pid}" for holder in stopped.asked)
     note(f"asked to save and exit: {processes or 'no run of this machine'}")
-    if remaining:
-        raise TrainingError(f"process {remaining[0].pid} still runs after {args.seconds:g} s", where=args.folder)
+    late = [f"process {holder.pid} still runs after {args.seconds:g} s" for holder in stopped.remaining]
+    if problems := [*(Problem(message, args.folder) for message in late), *stopped.problems]:
+        raise PlacementError(*problems)
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:

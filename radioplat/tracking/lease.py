@@ -213,7 +213,7 @@ class Lease:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Read the holder from a lease file; None if it is missing or half-written."""
+    """Read the holder from a lease file; None if it is missing or damaged."""
     try:
         return parse_holder(path.read_bytes())
     except OSError:
@@ -221,13 +221,14 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def parse_holder(text: bytes) -> Holder | None:
-    """Parse the holder in the text of such a file; None if it is half-written."""
+    """Parse the holder in the text of such a file; None if it is half-written or has a wrong value."""
     try:
         holder = Holder(**json.loads(text))
     except (ValueError, TypeError, RecursionError):
         return None
-    # A signal to a process id of 1 or less goes to the first process, or to many.
-    return holder if type(holder.pid) is int and holder.pid > 1 else None
+    texts = all(type(value) is str for value in (holder.token, holder.host, holder.place, holder.born))
+    numbers = type(holder.pid) is int and type(holder.since) in (int, float)
+    return holder if texts and numbers and 0 < holder.pid < 2**31 and 0 <= holder.since < 1e11 else None
 
 
 def check_lease(folder: Path, token: str) -> TrainingError | None:

@@ -92,6 +92,14 @@ def test_a_killed_holder_on_this_host_costs_no_wait(tmp_path):
     process.wait()
 
 
+def test_the_first_process_of_a_container_holds_its_lease_too(tmp_path, monkeypatch):
+    """A run that is a container's command has the process id 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with Lease(tmp_path, pytest.fail) as lease:
+        assert read_holder(tmp_path / NAME).token == lease.token
+    assert not (tmp_path / NAME).exists(), "it is given back"
+
+
 def test_a_number_used_again_is_another_process(tmp_path):
     mine = Holder.myself()
     assert not mine.is_gone()

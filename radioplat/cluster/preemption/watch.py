@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable
 
 from radioplat.cluster.preemption.drain import drain
 from radioplat.cluster.preemption.metadata import CLOUDS, Notice, find_cloud
+from radioplat.cluster.preemption.processes import Process
 from radioplat.errors import PlacementError, RadioplatError
 
 EVERY_S = 5.0  # what AWS recommends
@@ -67,13 +65,16 @@ def drain_this_node(notice: Notice) -> None:
 
 
 def end_process(pid: int) -> Callable[[Notice], None]:
-    """Return an action that sends SIGTERM to a run on this machine, which then saves and exits with status 75."""
+    """Return an action that sends SIGTERM to a run on this machine, which then saves and exits with status 75.
 
-    def act(notice: Notice) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-
-    return act
+    Raises:
+        PlacementError: there is no such process, or it cannot be that of a run.
+    """
+    try:
+        process = Process(pid)  # now: at the notice, days later, another process may have its number
+    except ProcessLookupError:
+        raise PlacementError(f"there is no process {pid}", where="--process") from None
+    return lambda notice: process.terminate()
 
 
 def _done(notice: Notice, act: Callable[[Notice], None], say: Callable[[str], None]) -> bool:

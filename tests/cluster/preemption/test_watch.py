@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from radioplat.cli.main import main
 from radioplat.cluster.preemption import watch as watching
 from radioplat.cluster.preemption.metadata import Aws, Gcp, Notice, find_cloud
 from radioplat.cluster.preemption.watch import end_process, watch
@@ -135,7 +137,25 @@ def test_the_command_ends_a_process(service):
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 0 and "will terminate this spot instance" in done.stderr, done.stderr
         assert run.wait(5) == -signal.SIGTERM
-        end_process(run.pid)(Notice(0, "it is gone already"))
     finally:
         run.kill()
         run.wait()
+
+
+def test_a_process_that_ended_before_the_notice():
+    run = subprocess.Popen([sys.executable, "-c", ""])
+    act = end_process(run.pid)
+    run.wait()
+    act(Notice(0, "it is gone already"))
+    with pytest.raises(PlacementError, match=f"there is no process {run.pid}"):
+        end_process(run.pid)
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 1, -7, 2**40])
+def test_a_number_that_is_no_runs_is_refused_before_the_watch(pid, capsys, monkeypatch):
+    """0 and less are groups of processes, -1 all of them; 0 was taken for no number at all."""
+    monkeypatch.setattr(os, "kill", lambda *given: pytest.fail(f"kill{given}"))
+    monkeypatch.setattr(watching, "drain", lambda *given: pytest.fail(f"drain{given}"))
+    monkeypatch.setattr(watching, "CLOUDS", {"aws": lambda: pytest.fail("it watches")})
+    assert main(["nodes", "watch", "--cloud", "aws", f"--process={pid}"]) == 1
+    assert f"{pid} is not the process id of a run" in capsys.readouterr().err
