@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from radioplat.common.import_path import import_object
+from radioplat.common.imports import import_object
 from radioplat.errors import Problem, SpecError, problems_of
 from radioplat.losses.base.criterion import Pair
 from radioplat.spec.resolved.teacher import ResolvedTeacher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radioplat.common.import_path import import_object
+from radioplat.common.imports import import_object
 from radioplat.errors import SpecError
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from radioplat.common.private_folders import make_private, private_opener, require_private
 
 _FOLDER = Path(f"/tmp/radioplat-training-{os.getuid()}")  # independent of TMPDIR
 
@@ -21,11 +22,9 @@ def training(folder: Path = _FOLDER) -> Iterator[None]:
     """List this process in :func:`training_workers` during the block; a failure to do so is ignored."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            _require_ours(folder)
+            make_private(folder)
             path = folder / str(os.getpid())
-            file = stack.enter_context(open(path, "a", opener=_open))
+            file = stack.enter_context(open(path, "a", opener=private_opener))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             stack.callback(path.unlink, missing_ok=True)
         yield
@@ -35,12 +34,12 @@ def training_workers(folder: Path = _FOLDER) -> list[int]:
     """Return the process ids of the workers that train; none if the folder is not this user's own."""
     processes: list[int] = []
     try:
-        _require_ours(folder)
+        require_private(folder)
     except OSError:
         return processes
     for path in folder.glob("[0-9]*"):
         try:
-            with open(path, opener=_open) as file:
+            with open(path, opener=private_opener) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)  # the process has ended
         except BlockingIOError:
@@ -48,18 +47,3 @@ def training_workers(folder: Path = _FOLDER) -> list[int]:
         except OSError:
             continue
     return processes
-
-
-def _require_ours(folder: Path) -> None:
-    """Check that nobody else can put files into a folder whose name everybody knows.
-
-    Raises:
-        OSError: it is missing, a link, of another user, or open to others.
-    """
-    state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a folder of this user alone")
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -14,7 +14,7 @@ import torch
 from timm.layers import Conv2dSame
 from torch import nn
 
-from radioplat.common.optional_imports import needs
+from radioplat.common.imports import needs
 from radioplat.errors import SpecError
 from radioplat.models.quantized.layers import QuantizedConv2d, QuantizedConv2dSame, QuantizedLinear
 from radioplat.models.quantized.quantizer import Quantizer, quantizers

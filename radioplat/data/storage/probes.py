@@ -15,6 +15,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
+from radioplat.common.private_folders import make_private, private_opener, require_private
 from radioplat.data.storage.object_stores import endpoint
 from radioplat.data.storage.request_rate import root_of, waited
 from radioplat.spec.resolved.paths import is_remote
@@ -34,7 +35,8 @@ def probes_of(path: str) -> Probes:
 class _Marks:
     """Files whose times tell the processes of this machine when a bucket was last tried, and when it answered a try.
 
-    They are empty, so they cannot be torn. If they cannot be written, each process tries for itself.
+    They are empty, so they cannot be torn. If they cannot be written, or if their folder is not this user's alone, each
+    process tries for itself.
     """
 
     def __init__(self, root: str, address: str | None) -> None:
@@ -60,12 +62,14 @@ class _Marks:
 
     def _touch(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            path.touch()
+            make_private(self._folder)
+            with open(path, "a", opener=private_opener) as file:
+                os.utime(file.fileno())
 
     def _time(self, path: Path) -> int:
         try:
-            return path.stat().st_mtime_ns
+            require_private(self._folder)
+            return path.lstat().st_mtime_ns
         except OSError:
             return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radioplat.common.import_path import import_object
+from radioplat.common.imports import import_object
 from radioplat.errors import Problem, RadioplatError, SpecError, problems_of
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Inputs, Metric, ModelRow, Setup

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from radioplat.common.optional_imports import needs
+from radioplat.common.imports import needs
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.onnx.flat_student import INPUT
 from radioplat.exporting.qdq.graph import Graph, read_graph

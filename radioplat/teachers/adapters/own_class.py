@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.common.import_path import import_object
+from radioplat.common.imports import import_object
 from radioplat.errors import SpecError
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher

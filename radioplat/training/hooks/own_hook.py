@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from radioplat.common import collectives
-from radioplat.common.import_path import import_object
+from radioplat.common.imports import import_object
 from radioplat.errors import Problem, SpecError, TrainingError, problems_of
 from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.root import Spec

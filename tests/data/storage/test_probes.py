@@ -68,6 +68,32 @@ def test_files_that_say_nothing_stop_no_read(process, tmp_path, seconds):
     one.succeeded()
 
 
+@pytest.mark.parametrize("what", ["link", "open to others", "link to a file"])
+def test_a_folder_that_somebody_else_made_is_left_alone(process, tmp_path, what):
+    """Everybody may make the folder in /tmp first, as a link, with links in it, or open to all."""
+    one, folder, victim = process(), tmp_path / f"radioplat_storage_{os.getuid()}", tmp_path / "victim"
+    victim.mkdir()
+    thesis = victim / one._marks._tried.name
+    thesis.write_text("years of work")
+    os.utime(thesis, (10**9,) * 2)
+    if what == "link":
+        folder.symlink_to(victim)
+    elif what == "open to others":
+        folder.mkdir()
+        folder.chmod(0o777)
+    else:
+        folder.mkdir(mode=0o700)
+        one._marks._tried.symlink_to(thesis)
+    one._marks.tried()
+    one._marks.answered()
+    assert [path.name for path in victim.iterdir()] == [thesis.name] and thesis.stat().st_mtime == 10**9
+    assert what == "link to a file" or one._marks.last_answer() == 0, "what others wrote there says nothing"
+    if what == "open to others":
+        assert not list(folder.iterdir())
+        (folder / one._marks._answered.name).touch()
+        assert one._marks.last_answer() == 0
+
+
 def test_reads_that_are_let_on_are_spread(process):
     shared = process()
     with ThreadPool(17) as pool:
