@@ -8,12 +8,18 @@
 # clusters/local.py, with commands that kill and drain nodes, is for tests of what a run does then.
 set -euo pipefail
 
-# Short: names of Ray's sockets must fit in 107 bytes.
-readonly folder=${RADIOPLAT_LOCAL_FOLDER:-/tmp/radioplat-local-$UID}
+# The cluster's files are in a folder with a random name, of this user alone; `record` says which. RADIOPLAT_LOCAL_FOLDER
+# names another one, which must not exist yet. It is short: names of Ray's sockets must fit in 107 bytes.
+readonly record=${XDG_STATE_HOME:-${HOME:-}/.local/state}/radioplat/local-cluster-$HOSTNAME
+folder=${RADIOPLAT_LOCAL_FOLDER:-$(cat "$record" 2>/dev/null || true)}
 readonly python=${PYTHON:-python}
 
+exists() { # a folder that somebody else made at that place says nothing about our processes
+    [[ -n $folder && -d $folder && ! -L $folder && -O $folder && -e $folder/groups ]]
+}
+
 environment() {
-    if [[ ! -e $folder/groups ]]; then
+    if ! exists; then
         echo "there is none; clusters/local.sh up starts one" >&2
         exit 1
     fi
@@ -31,17 +37,26 @@ print(*(s.getsockname()[1] for s in sockets))' "$1"
 start() { # NAME ARGUMENTS ...: one raylet in its own process group
     setsid "$(dirname "$(command -v "$python")")/ray" start --block --disable-usage-stats "${@:2}" \
         >"$folder/$1.log" 2>&1 </dev/null &
-    echo $! >>"$folder/groups"
+    echo "$! $(started $!)" >>"$folder/groups"
+}
+
+started() { # PROCESS: its start, in clock ticks since boot; nothing if there is none
+    { sed 's/.*) //' "/proc/$1/stat" | cut -d' ' -f20; } 2>/dev/null || true
 }
 
 up() {
     local nodes=${1:-2} gcs dashboard client agent number
-    if [[ -e $folder/groups ]]; then
+    if exists; then
         echo "there is one already: $folder; clusters/local.sh down ends it" >&2
         exit 1
     fi
-    mkdir -p "$folder"
-    chmod 700 "$folder"
+    if [[ ${RADIOPLAT_LOCAL_FOLDER:-} ]]; then
+        mkdir -m 700 "$folder"
+    else
+        mkdir -p "$(dirname "$record")"
+        folder=$(mktemp -d /tmp/radioplat-XXXXXXXX)
+        echo "$folder" >"$record"
+    fi
     (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$folder/token")
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$folder/token RAY_worker_niceness=0
     # `down` ends the whole cluster, so no node needs to be drained.
@@ -87,29 +102,32 @@ PYTHON
 }
 
 down() {
-    local group
-    if [[ -e $folder/groups ]]; then
-        while read -r group; do kill -TERM -- "-$group" 2>/dev/null || true; done < <(tac "$folder/groups")
-        if ! ended; then
-            while read -r group; do kill -KILL -- "-$group" 2>/dev/null || true; done <"$folder/groups"
-            ended || true # a killed process is gone a little later
-        fi
+    exists || return 0
+    send TERM || true
+    if ! ended; then
+        send KILL || true
+        ended || true # a killed process is gone a little later
     fi
     rm -rf "$folder"
+    [[ ${RADIOPLAT_LOCAL_FOLDER:-} ]] || rm -f "$record"
 }
 
 ended() { # whether all processes have ended within five seconds
     for _ in {1..50}; do
-        alive || return 0
+        send 0 || return 0
         sleep 0.1
     done
     return 1
 }
 
-alive() { # whether any process of any group is left
-    local group
-    while read -r group; do kill -0 -- "-$group" 2>/dev/null && return 0; done <"$folder/groups"
-    return 1
+send() { # SIGNAL: to each group; fails if there is none left
+    local group born now found=1
+    while read -r group born; do
+        now=$(started "$group")
+        # A first process that started at another time got the number later, after a restart of the machine.
+        if [[ -z $now || $now == "$born" ]] && kill "-$1" -- "-$group" 2>/dev/null; then found=0; fi
+    done < <(tac "$folder/groups")
+    return $found
 }
 
 case ${1:-} in

@@ -47,9 +47,11 @@ finish() { # STATUS: end Ray, queue the job again where the run says so
 steps=() run=
 trap '[[ $run ]] && kill -TERM "$run" || finish $again' TERM
 
-# --temp-dir is short: names of Ray's sockets must fit in 107 bytes.
-on_nodes "${nodes[0]}" ray start --head --block --port="${head##*:}" --dashboard-host=127.0.0.1 \
-    --temp-dir="/tmp/rp-$SLURM_JOB_ID" --resources="$places"
+# Ray opens its temporary folder to all users, so it is in one of this user alone, with a random name on each node. The
+# name is short: names of Ray's sockets must fit in 107 bytes.
+# shellcheck disable=SC2016  # for the shell of each node
+readonly start='temporary=$(mktemp -d /tmp/rp-XXXXXXXX) && exec ray start --block --temp-dir="$temporary/ray" "$@"'
+on_nodes "${nodes[0]}" bash -c "$start" ray --head --port="${head##*:}" --dashboard-host=127.0.0.1 --resources="$places"
 until timeout 20 ray health-check --address "$head"; do
     if ((SECONDS > patience)); then
         echo "the head on ${nodes[0]} does not answer after $SECONDS s: see srun's lines above" >&2
@@ -58,7 +60,7 @@ until timeout 20 ray health-check --address "$head"; do
     sleep 2
 done
 if ((${#nodes[@]} > 1)); then
-    on_nodes "$(IFS=,; echo "${nodes[*]:1}")" ray start --block --address="$head" --resources="$places"
+    on_nodes "$(IFS=,; echo "${nodes[*]:1}")" bash -c "$start" ray --address="$head" --resources="$places"
 fi
 
 RAY_ADDRESS=$head radioplat distill "$@" cluster.mode=ray &

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -28,19 +27,19 @@ print(json.dumps({"ran": ran, "nodes": nodes, "going": list(state.get_draining_n
 
 
 @pytest.fixture(scope="module")
-def script(clusters):
-    """script(command, ...) -> the finished process; its cluster is in a folder of its own, and ends with the module."""
-    folder = Path(tempfile.mkdtemp(prefix="rpl-"))  # short: Ray's socket names must fit in 107 bytes
-    folder.rmdir()
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH") and k != "RAY_ADDRESS"}
-    environment |= {"RADIOPLAT_LOCAL_FOLDER": str(folder), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+def script(clusters, tmp_path_factory):
+    """script(command, ...) -> the finished process; it knows no other cluster, and its own ends with the module."""
+    dropped = ("RAY_ADDRESS", "RADIOPLAT_LOCAL_FOLDER")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH") and k not in dropped}
+    state = tmp_path_factory.mktemp("state")
+    environment |= {"XDG_STATE_HOME": str(state), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [clusters / "local.sh", *arguments], env=environment, capture_output=True, text=True, check=False
         )
 
-    run.folder = folder
+    run.state = state / "radioplat"
     yield run
     run("down")
 
@@ -80,7 +79,8 @@ def test_a_second_one_is_refused(environment, script):
 
 def test_strangers_are_refused(environment, script):
     token = Path(environment["RAY_AUTH_TOKEN_PATH"])
-    assert token.stat().st_mode & 0o077 == 0 and script.folder.stat().st_mode & 0o077 == 0
+    assert token.stat().st_mode & 0o077 == 0 and token.parent.stat().st_mode & 0o077 == 0
+    assert re.fullmatch(r"/tmp/radioplat-\w{8}", str(token.parent))
     jobs = environment["RADIOPLAT_DASHBOARD"] + "/api/jobs/"
     assert [status(jobs, key) for key in (None, "0" * 64, token.read_text())] == [401, 403, 200]
 
@@ -96,10 +96,12 @@ def status(url: str, key: str | None) -> int:
 
 
 def test_down_ends_everything(environment, script):
-    groups = [int(line) for line in (script.folder / "groups").read_text().split()]
+    (record,) = script.state.iterdir()
+    folder = Path(record.read_text().strip())
+    groups = [int(line.split()[0]) for line in (folder / "groups").read_text().splitlines()]
     assert len(groups) == 3 and all(alive(group) for group in groups[:1])
     done = script("down")
-    assert done.returncode == 0 and not script.folder.exists()
+    assert done.returncode == 0 and not folder.exists() and not record.exists()
     assert not any(alive(group) for group in groups)
     assert script("down").returncode == 0, "twice is no error"
     assert script("environment").returncode == 1

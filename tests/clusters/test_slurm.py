@@ -91,6 +91,26 @@ def test_a_head_that_never_answers_is_a_named_end(clusters, environment, tmp_pat
     assert "requeue" not in calls and "radioplat distill" not in calls
 
 
+def test_rays_folder_is_in_a_private_one_with_a_random_name(clusters, environment, tmp_path):
+    """Ray opens its temporary folder to all users, and everybody knows the number of a job."""
+    srun = 'echo srun "$@" >> "$LOG"; while [[ $1 == --* ]]; do shift; done; "$@"; exec sleep 60'  # on one node of each
+    (tmp_path / "bin" / "srun").write_text(f"#!/bin/bash\n{srun}\n")
+    ray = 'echo ray "$@" >> "$LOG"; until grep -qc "ray start --block.*--address" "$LOG"; do sleep 0.05; done'
+    (tmp_path / "bin" / "ray").write_text(f'#!/bin/bash\n[ "$1" = start ] || exit 0\n{ray}\n')
+    (tmp_path / "bin" / "radioplat").write_text(
+        '#!/bin/bash\nfor _ in {1..200}; do [ "$(grep -c "^ray start" "$LOG")" = 2 ] && break; sleep 0.05; done\n'
+    )
+    done = subprocess.run([clusters / "slurm.sh"], env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    folders = re.findall(r"^ray start .*--temp-dir=(\S+)", Path(environment["LOG"]).read_text(), re.MULTILINE)
+    assert len(set(folders)) == 2, "the head's and another node's"
+    for folder in map(Path, folders):
+        state = folder.parent.stat()
+        assert state.st_uid == os.getuid() and state.st_mode & 0o777 == 0o700 and "4242" not in str(folder)
+        assert not folder.exists() and len(str(folder)) < 24
+        folder.parent.rmdir()
+
+
 @pytest.mark.parametrize("status", [0, 1, 70])
 def test_an_end_is_an_end(job, status):
     process, log = job
