@@ -67,7 +67,7 @@ def stop(args: argparse.Namespace) -> None:
     from radioplat.errors import PlacementError, Problem
 
     stopped = run(Path(args.folder), args.seconds)
-    processes = ", ".join(f"process {holder.pid}" for holder in stopped.asked)
+    processes = ", ".join(f"process {holder.pid}" for holder in stopped.signalled)
     note(f"asked to save and exit: {processes or 'no run of this machine'}")
     late = [f"process {holder.pid} still runs after {args.seconds:g} s" for holder in stopped.remaining]
     if problems := [*(Problem(message, args.folder) for message in late), *stopped.problems]:

@@ -17,15 +17,15 @@ _LOOK_S = 0.5
 
 @dataclass
 class Stopped:
-    """What became of the runs below a folder.
+    """The result of a stop of the runs below a folder.
 
     Attributes:
-        asked: holders of the leases whose processes got SIGTERM.
-        remaining: those of ``asked`` that still run.
+        signalled: holders of the leases whose processes got SIGTERM.
+        remaining: those of ``signalled`` that still run.
         problems: one for each lease whose process got no signal although it may be a run of this machine.
     """
 
-    asked: list[Holder] = field(default_factory=list)
+    signalled: list[Holder] = field(default_factory=list)
     remaining: list[Holder] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -47,11 +47,11 @@ def stop(folder: Path, seconds: float) -> Stopped:
                 raise PlacementError("the lease is damaged, so its process was not asked to exit", hint=hint)
             if (process := _process_of(holder)) is not None:
                 process.terminate()
-                result.asked.append(holder)
+                result.signalled.append(holder)
         except PlacementError as error:
             result.problems += [Problem(problem.message, str(path), problem.hint) for problem in error.problems]
     until = time.monotonic() + seconds
-    while (remaining := [holder for holder in result.asked if not holder.is_gone()]) and time.monotonic() < until:
+    while (remaining := [holder for holder in result.signalled if not holder.is_gone()]) and time.monotonic() < until:
         time.sleep(_LOOK_S)
     result.remaining = remaining
     return result

@@ -102,7 +102,7 @@ def bystander():
 def test_a_run_is_asked_and_awaited(start, tmp_path):
     run = start(tmp_path / "run" / "distill")
     found = stop(tmp_path, 20)
-    assert [holder.pid for holder in found.asked] == [run.pid] and not found.remaining and not found.problems
+    assert [holder.pid for holder in found.signalled] == [run.pid] and not found.remaining and not found.problems
     assert run.wait(1) == 75 and stop(tmp_path, 0) == stopping.Stopped()
     assert main(["nodes", "stop", str(tmp_path)]) == 0, "nobody is there"
 
