@@ -1,6 +1,8 @@
 # Heads, CPU workers, submitters: radioplat without CUDA.
 #   docker build -f clusters/images/cpu.Dockerfile -t REGISTRY/radioplat-cpu:0.1.0 .
-FROM python:3.12.12-slim-bookworm
+# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/clusters.md)
+ARG BASE=python:3.12.12-slim-bookworm
+FROM $BASE
 
 # Not root; 1000 is also the user of the clouds' images, whose files Ray's launcher mounts.
 RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \

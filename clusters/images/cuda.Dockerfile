@@ -1,7 +1,9 @@
 # Students and teachers on NVIDIA GPUs. The wheels carry CUDA 13; the driver comes from the host, by NVIDIA's container
 # toolkit or GPU operator.
 #   docker build -f clusters/images/cuda.Dockerfile -t REGISTRY/radioplat-cuda:0.1.0 .
-FROM python:3.12.12-slim-bookworm
+# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/clusters.md)
+ARG BASE=python:3.12.12-slim-bookworm
+FROM $BASE
 
 # A C compiler for Triton (torch.compile); libibverbs so that NCCL finds InfiniBand and EFA where the host has them.
 # Without versions, for Debian's mirrors keep the newest build alone.

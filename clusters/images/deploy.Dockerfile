@@ -2,7 +2,9 @@
 #   docker build -f clusters/images/deploy.Dockerfile -t REGISTRY/radioplat-deploy:0.1.0 .
 #   docker run --gpus all -v $PWD/results:/shared REGISTRY/radioplat-deploy:0.1.0 \
 #       radioplat gen_trt_engine -e /shared/spec.yaml
-FROM python:3.12.12-slim-bookworm
+# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/clusters.md)
+ARG BASE=python:3.12.12-slim-bookworm
+FROM $BASE
 
 RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
     && mkdir -p /app /shared && chown radioplat:radioplat /app /shared

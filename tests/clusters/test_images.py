@@ -45,9 +45,10 @@ def installs(steps: list[tuple[str, str]]) -> list[list[str]]:
 
 def test_instructions(dockerfile):
     names = [name for name, _ in dockerfile]
-    assert set(names) <= INSTRUCTIONS and names[0] == "FROM" and names[-1] == "CMD"
-    base = dockerfile[0][1]
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", base), "a version, not today's latest"
+    assert set(names) <= INSTRUCTIONS and names[:2] == ["ARG", "FROM"] and names[-1] == "CMD"
+    base = dockerfile[0][1].removeprefix("BASE=")
+    assert dockerfile[1][1] == "$BASE", "so that a digest can be given"
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base), "a version, not what is latest today"
     version = tuple(int(part) for part in base[len("python:") :].split("-")[0].split(".")[:2])
     assert (3, 11) <= version <= (3, 12)
 
@@ -102,12 +103,41 @@ def test_manifests_pull_what_is_built():
     pulled = set()
     for path in (ROOT / "clusters").rglob("*.yaml"):
         text = path.read_text()
-        pulled |= set(re.findall(r"\S+/radioplat-\w+:\S+", text))
+        for image, digest in re.findall(r"(\S+/radioplat-\w+:[^@\s]+)(\S*)", text):
+            pulled.add(image)
+            name = re.search(r"radioplat-(\w+):", image)[1]
+            assert digest == f"@{name.upper()}_DIGEST", f"{path}: {image} has no place for its digest"
+            assert digest[1:] in text.partition("\n\n")[0].partition("apiVersion")[0], f"{path} does not tell of it"
         for script in re.findall(r"/app/(jobs/\w+\.py)", text):
             assert (ROOT / script).exists(), f"{path}: {script}"
     assert pulled and pulled <= built
     cluster = yaml.safe_load((ROOT / "clusters" / "kuberay" / "raycluster.yaml").read_text())
     assert cluster["spec"]["rayVersion"] == pins["ray"]
+
+
+def test_images_without_a_digest_are_named(tmp_path):
+    """The script that users run, on files as they are and with digests."""
+    script = [sys.executable, ROOT / "clusters" / "images" / "pinned.py"]
+
+    def run(*files: Path) -> tuple[int, list[str]]:
+        done = subprocess.run([*script, *files], capture_output=True, text=True, check=False)
+        assert not done.stderr
+        return done.returncode, done.stdout.splitlines()
+
+    code, lines = run()
+    assert code == 1 and {Path(line.partition(":")[0]).name for line in lines} == {
+        "aws.yaml", "gcp.yaml", "job.yaml", "raycluster.yaml", "rayjob.yaml", *(f"{name}.Dockerfile" for name in IMAGES)
+    }  # fmt: skip
+    files = []
+    for path in (*(ROOT / "clusters").rglob("*.yaml"), *(ROOT / "clusters" / "images").glob("*.Dockerfile")):
+        text = re.sub(r"C\w+_DIGEST$", f"sha256:{'0a' * 32}", path.read_text(), flags=re.MULTILINE)
+        files.append(tmp_path / path.name)
+        files[-1].write_text(re.sub(r"^(ARG BASE=.*)$", rf"\1@sha256:{'0a' * 32}", text, flags=re.MULTILINE))
+    assert run(*files) == (0, ["all images are pinned"])
+    for ending in ("", ":latest", "@sha256:0a0a", f"@md5:{'0a' * 32}"):
+        files[0].write_text(f"kind: Pod\n---\nspec: {{containers: [{{image: {path.stem}{ending}}}]}}\n")
+        code, lines = run(*files)
+        assert code == 1 and len(lines) == 1 and f"{path.stem}{ending} is not pinned" in lines[0]
 
 
 @pytest.mark.parametrize("name", ["cuda", *(pytest.param(name, marks=pytest.mark.proof) for name in ("cpu", "deploy"))])

@@ -131,36 +131,120 @@ def test_every_pod_leaves_in_order_and_keeps_its_results(cluster):
         assert {m["name"] for m in container["volumeMounts"]} == set(volumes)
         assert volumes["shared"]["persistentVolumeClaim"] == {"claimName": "radioplat-shared"}
         assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
-        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["fsGroup"] == 1000
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        # The head's autoscaler alone talks to Kubernetes.
-        assert pod.get("automountServiceAccountToken", True) is (role == "head")
         assert container["image"].startswith("REGISTRY/radioplat-") and ":" in container["image"]
 
 
-def allowed(rules: list[dict], port: int, **labels: str) -> bool:
-    """Whether a rule without an address lets pods with these labels through."""
-    for rule in rules:
-        ports = [entry["port"] for entry in rule.get("ports", [])]
-        for peer in rule.get("to", rule.get("from", [])):
-            wanted = peer.get("podSelector", {}).get("matchLabels", {})
-            if "ipBlock" not in peer and (not ports or port in ports) and wanted.items() <= labels.items():
-                return True
-    return False
+def templates(clusters) -> dict[str, dict]:
+    """Pod templates of all manifests, by name; those of rayjob.yaml's cluster are raycluster.yaml's."""
+    trees = {name: yaml.safe_load((clusters / "kuberay" / f"{name}.yaml").read_text()) for name in FILES}
+    cluster = trees["raycluster"]["spec"]
+    found = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
+    found |= {"head": cluster["headGroupSpec"]["template"], "job": trees["job"]["spec"]["template"]}
+    return found | {"rayjob": trees["rayjob"]["spec"]["submitterPodTemplate"]}
 
 
-def test_pods_are_reached_by_each_other_and_by_those_who_submit(clusters):
-    policy = yaml.safe_load((clusters / "kuberay" / "network.yaml").read_text())["spec"]
-    node = {"ray.io/is-ray-node": "yes"}
-    assert policy["podSelector"] == {"matchLabels": node} and set(policy["policyTypes"]) == {"Ingress", "Egress"}
-    for rules in (policy["ingress"], policy["egress"]):
-        assert all(allowed(rules, port, **node) for port in (6379, 8265, 10001, 30123))
-    assert allowed(policy["ingress"], 8265, app="job") and not allowed(policy["ingress"], 6379, app="job")
-    assert not allowed(policy["egress"], 6379, app="database")
-    (block,) = [peer["ipBlock"] for rule in policy["egress"] for peer in rule["to"] if "ipBlock" in peer]
-    hidden = [ipaddress.ip_network(net) for net in block["except"]]
-    assert any(ipaddress.ip_address("169.254.169.254") in net for net in hidden), "the node's own credentials"
+def test_no_pod_has_more_rights_than_it_needs(clusters, cluster):
+    """The restricted Pod Security Standard of Kubernetes, in full; its token where the autoscaler needs it."""
+    contexts = {"autoscaler": cluster["autoscalerOptions"]["securityContext"]}
+    for name, template in templates(clusters).items():
+        pod = template["spec"]
+        user = {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        volumes = {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
+        assert pod["securityContext"] == user | (volumes if pod.get("volumes") else {}), name
+        assert pod["automountServiceAccountToken"] is (name == "head"), name
+        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & set(pod)
+        assert all(set(volume) & {"persistentVolumeClaim", "emptyDir"} for volume in pod.get("volumes", []))
+        contexts |= {f"{name} {container['name']}": container["securityContext"] for container in pod["containers"]}
+    assert len(contexts) == 6
+    for name, context in contexts.items():
+        assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}, name
+
+
+OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+ANYWHERE, STORE, API, METADATA = "10.1.2.3", "52.216.1.1", "10.0.0.1", "169.254.169.254"
+
+
+@pytest.fixture
+def policies(clusters) -> list[dict]:
+    """The specs of network.yaml."""
+    trees = list(yaml.safe_load_all((clusters / "kuberay" / "network.yaml").read_text()))
+    assert {(tree["apiVersion"], tree["kind"]) for tree in trees} == {("networking.k8s.io/v1", "NetworkPolicy")}
+    return [tree["spec"] for tree in trees]
+
+
+def selects(selector: dict, labels: dict) -> bool:
+    assert set(selector) <= {"matchLabels"}
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def reaches(policies: list[dict], here: dict | str, there: dict | str, port: int, protocol: str = "TCP") -> bool:
+    """Whether a connection is let through: pods are given by labels, other hosts by address."""
+
+    def passes(side: str, pod: dict | str, peer: dict | str) -> bool:
+        if isinstance(pod, str):
+            return True
+        ours = [p for p in policies if selects(p["podSelector"], pod) and side in p["policyTypes"]]
+        rules = [rule for policy in ours for rule in policy.get(side.lower(), [])]
+        return not ours or any(matches(rule, "from" if side == "Ingress" else "to", peer) for rule in rules)
+
+    def matches(rule: dict, peers: str, peer: dict | str) -> bool:
+        ports = [(p["protocol"], p["port"]) for p in rule.get("ports", [])]
+        return (not ports or (protocol, port) in ports) and (
+            peers not in rule or any(is_one(each, peer) for each in rule[peers])
+        )
+
+    def is_one(each: dict, peer: dict | str) -> bool:
+        if isinstance(peer, str):
+            block, address = each.get("ipBlock"), ipaddress.ip_address(peer)
+            inside = block and address in ipaddress.ip_network(block["cidr"])
+            return bool(inside) and not any(address in ipaddress.ip_network(e) for e in block.get("except", []))
+        # An operator is in another namespace: a selector of pods alone does not reach there.
+        return (
+            "podSelector" in each
+            and ("namespaceSelector" in each or peer != OPERATOR)
+            and selects(each["podSelector"], peer)
+        )
+
+    return passes("Egress", here, there) and passes("Ingress", there, here)
+
+
+def test_who_reaches_whom(clusters, policies):
+    labels = {name: template["metadata"]["labels"] for name, template in templates(clusters).items()}
+    ray = {"head": labels["head"] | {"ray.io/node-type": "head"}} | {n: labels[n] for n in ("student", "teacher")}
+    submitters, stranger = [labels["job"], labels["rayjob"]], {"app": "stranger"}
+    for pod in ray.values():
+        assert all(reaches(policies, pod, other, port) for other in ray.values() for port in (6379, 52365, 40000))
+        for other in (*submitters, OPERATOR):
+            assert reaches(policies, other, pod, 8265) and not reaches(policies, other, pod, 6379)
+        for port in (6379, 8265, 10001, 52365, 40000):
+            assert not reaches(policies, stranger, pod, port) and not reaches(policies, ANYWHERE, pod, port)
+        assert not any(reaches(policies, pod, other, 8265) for other in (*submitters, stranger, OPERATOR))
+        assert reaches(policies, pod, STORE, 443) and not reaches(policies, pod, STORE, 22)
+        assert reaches(policies, pod, API, 6443) is (pod is ray["head"])
+    for pod in (*ray.values(), *submitters):
+        assert reaches(policies, pod, ANYWHERE, 53, "UDP") and reaches(policies, pod, METADATA, 53, "UDP"), "GKE's DNS"
+        assert not reaches(policies, pod, METADATA, 80) and not reaches(policies, pod, METADATA, 443)
+        assert reaches(policies, pod | {"radioplat/metadata": "true"}, METADATA, 80)
+    for pod in submitters:
+        assert not reaches(policies, pod, STORE, 443) and not reaches(policies, pod, API, 6443)
+        assert not reaches(policies, stranger, pod, 8265)
+
+
+def test_policies_have_only_known_fields(policies):
+    """The rules by the schema that KubeRay's CRD has of them."""
+    rules = schemas()["RayCluster"]["properties"]["spec"]["properties"]["networkPolicy"]["properties"]["head"]
+    rules = rules["properties"]
+    for policy in policies:
+        assert set(policy) <= {"podSelector", "policyTypes", "ingress", "egress"}
+        jsonschema.validate(policy.get("ingress", []), rules["ingressRules"])
+        jsonschema.validate(policy["egress"], rules["egressRules"])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"ports": [{"protocl": "TCP"}]}], rules["egressRules"])
 
 
 def test_the_commands_are_ours(cluster):

@@ -90,9 +90,11 @@ def test_what_must_be_replaced_is_said(launcher):
     path, tree = launcher
     header = path.read_text().partition("cluster_name")[0]
     used = {word for word in re.findall(r"\b[A-Z][A-Z_]{5,}\b", yaml.safe_dump(tree))} & {
-        "REGISTRY", "PROJECT", "FILE_SYSTEM"
+        "REGISTRY", "PROJECT", "FILE_SYSTEM", "CPU_DIGEST", "CUDA_DIGEST"
     }  # fmt: skip
-    assert used == {"REGISTRY", "FILE_SYSTEM"} | ({"PROJECT"} if path.stem == "gcp" else set())
+    assert used == {"REGISTRY", "FILE_SYSTEM", "CPU_DIGEST", "CUDA_DIGEST"} | (
+        {"PROJECT"} if path.stem == "gcp" else set()
+    )
     assert all(word in header for word in used)
 
 

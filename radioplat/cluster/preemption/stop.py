@@ -17,7 +17,7 @@ _LOOK_S = 0.5
 
 @dataclass
 class Stopped:
-    """Outcome of a stop of the runs below a folder.
+    """The result of a stop of the runs below a folder.
 
     Attributes:
         signalled: holders of the leases whose processes got SIGTERM.
