@@ -4,11 +4,10 @@
   helm-chart/kuberay-operator/crds).
 - ``compute_instance.json.gz``: an instance of Compute Engine, of the discovery document compute.v1.json in
   google-api-python-client 2.202.0 (googleapiclient/discovery_cache/documents).
-- ``kubernetes_*.json.gz``: ``V1Job.model_json_schema()`` and ``V1NetworkPolicy.model_json_schema()`` of the Python
-  client of Kubernetes, 37.0.2.
+- ``kubernetes_job.json.gz``: ``V1Job.model_json_schema()`` of the Python client of Kubernetes, 37.0.2.
 
 All are under the Apache licence, 2.0. ``python -m tests.clusters.published FOLDER`` writes those anew whose sources lie
-in the folder, the last ones as v1_job.json and v1_network_policy.json.
+in the folder, the last one as v1_job.json.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ import yaml
 
 HERE = Path(__file__).parent
 CRDS = {"RayCluster": "ray.io_rayclusters", "RayJob": "ray.io_rayjobs"}
-COMPUTE = "compute_instance"
-OF_CLIENT = {"Job": "job", "NetworkPolicy": "network_policy"}  # kinds that the Python client of Kubernetes describes
+COMPUTE, JOB = "compute_instance", "kubernetes_job"
 _INNER = ("items", "additionalProperties")
 _EITHER, _OPEN = "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"
 
@@ -42,7 +40,7 @@ def schemas() -> dict[str, dict]:
     for each in found.values():
         each["properties"]["metadata"] = {"type": "object", "required": ["name"]}
         each["required"] = ["apiVersion", "kind", "metadata", "spec"]
-    found |= {kind: _read(f"kubernetes_{name}") for kind, name in OF_CLIENT.items()}
+    found["Job"] = _read(JOB)
     return {kind: closed(each) for kind, each in found.items()}
 
 
@@ -113,11 +111,9 @@ def main(folder: Path) -> None:
     if (source := folder / "compute.v1.json").exists():
         found = _reachable(json.loads(source.read_text())["schemas"], "Instance")
         _write(COMPUTE, {"$ref": "#/$defs/Instance", "$defs": found})
-    for file in OF_CLIENT.values():
-        if (source := folder / f"v1_{file}.json").exists():
-            tree = json.loads(source.read_text())
-            inner = {name: stripped(each) for name, each in tree["$defs"].items()}
-            _write(f"kubernetes_{file}", stripped(tree) | {"$defs": inner})
+    if (source := folder / "v1_job.json").exists():
+        tree = json.loads(source.read_text())
+        _write(JOB, stripped(tree) | {"$defs": {name: stripped(inner) for name, inner in tree["$defs"].items()}})
 
 
 if __name__ == "__main__":

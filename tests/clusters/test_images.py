@@ -193,30 +193,3 @@ def test_install_steps_resolve(dockerfile):
             command.remove("--only-binary=:all:")
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_tags_are_replaced_by_the_registry_s_digests(tmp_path):
-    """Another program than ours answers for the registry: docker, here a script that prints what is in a file."""
-    shutil.copytree(ROOT / "clusters", tmp_path / "clusters")
-    (tmp_path / "bin").mkdir()
-    docker, answer = tmp_path / "bin" / "docker", tmp_path / "answer"
-    docker.write_text(f'#!/bin/sh\n[ "$1 $2 $3" = "buildx imagetools inspect" ] && cat {answer}\n')
-    docker.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-
-    def pin(image: str, digest: str) -> subprocess.CompletedProcess:
-        answer.write_text(digest)
-        command = [tmp_path / "clusters" / "images" / "pin.sh", image]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    base, ours = "python:3.12.12-slim-bookworm", "REGISTRY/radioplat-cpu:0.1.0"
-    for letter in "ab":  # a second time the new digest takes the place of the old one
-        digest = "sha256:" + 64 * letter
-        assert pin(base, digest).returncode == pin(ours, digest).returncode == 0
-        for name in IMAGES:
-            text = (tmp_path / "clusters" / "images" / f"{name}.Dockerfile").read_text()
-            assert f"\nFROM {base}@{digest}\n" in text and text.count("@sha256") == 1
-        pods = yaml.safe_load((tmp_path / "clusters" / "kuberay" / "raycluster.yaml").read_text())["spec"]
-        head = pods["headGroupSpec"]["template"]["spec"]["containers"][0]
-        assert head["image"] == f"{ours}@{digest}" and "@" not in json.dumps(pods["workerGroupSpecs"])
-    assert pin(base, "no such image").returncode == 1 and pin("nobody/names:this", digest).returncode == 1

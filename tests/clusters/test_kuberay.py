@@ -15,7 +15,7 @@ import yaml
 from tests.clusters.published import schemas
 from tests.clusters.test_launcher import check_no_secrets
 
-FILES = ("raycluster", "rayjob", "job", "storage", "network")
+FILES = ("raycluster", "rayjob", "job", "storage")
 
 
 @functools.cache
