@@ -30,6 +30,7 @@ _BACKENDS = {
     EngineBackend.tensorrt: "radioplat.exporting.engines.backends.tensorrt",
     EngineBackend.tensorrt_rtx: "radioplat.exporting.engines.backends.tensorrt_rtx",
     EngineBackend.onnxruntime: "radioplat.exporting.engines.backends.onnxruntime",
+    EngineBackend.openvino: "radioplat.exporting.engines.backends.openvino",
 }
 
 
@@ -126,7 +127,7 @@ def build_engine(
     built = dataclasses.replace(built, notes=[*notes, *built.notes])
     seconds = round(time.monotonic() - start, 3)
     covered = coverage(file.layers, built.kernels)
-    write_engine(engine_path, built.data, _facts(file, built, covered, chosen, reason, seconds, config))
+    write_engine(engine_path, built.data, _facts(file, built, types, covered, chosen, reason, seconds, config))
     record = try_execution(engine_path, onnx_path, gpu_id)
     recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
     own = {"path": engine_path, "backend": chosen, "batch": built.batch, "outputs": list(file.outputs)}
@@ -141,6 +142,7 @@ def _types(file: OnnxInput, data_type: str) -> list[str]:
 def _facts(
     file: OnnxInput,
     built: BuiltEngine,
+    types: list[str],
     covered: Coverage,
     backend: EngineBackend,
     reason: str,
@@ -160,6 +162,7 @@ def _facts(
         "version": built.version,
         "versions": {"onnx": onnx.__version__, "radioplat": radioplat.__version__, "cuda_driver": cuda_driver()},
         "data_type": parse_engine_type(config.data_type),
+        "types": types,
         "compute_capabilities": built.targets,
         "profiles": [{images: profile}],
         "input_shape": built.input_shape,

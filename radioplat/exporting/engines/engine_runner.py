@@ -15,6 +15,7 @@ from radioplat.exporting.engines.engine_record import read_record
 Run = Callable[[np.ndarray], dict[str, np.ndarray]]
 _SESSIONS = {
     "onnxruntime": "radioplat.exporting.engines.backends.onnxruntime_session",
+    "openvino": "radioplat.exporting.engines.backends.openvino_session",
     "tensorrt": "radioplat.exporting.engines.backends.tensorrt_session",
     "tensorrt_rtx": "radioplat.exporting.engines.backends.tensorrt_session",
 }
@@ -75,7 +76,7 @@ def load_engine(path: str | Path, *, gpu_id: int = 0) -> EngineRunner:
     """Open an engine of ``gen_trt_engine``.
 
     Args:
-        gpu_id: the GPU to run on; without effect for onnxruntime.
+        gpu_id: the GPU to run on; without effect for onnxruntime and openvino.
 
     Raises:
         EngineError: the engine or its record is missing or corrupt, it is for another GPU, its library is not

@@ -21,11 +21,11 @@ from radioplat.training.hooks.step_record import CONTINUE, IMBALANCE, StepDecisi
 from radioplat.training.watch.rank_context import RankContext
 
 LOOK = 10  # steps between two decisions
-LEAST_GAIN = 0.05  # of the time of a step: less is not worth another start of the streams
+LEAST_GAIN = 0.08  # of the time of a step: less is not worth another start of the streams
 OPEN_S = 10.0  # time in which a stream can be opened
 LONGEST_LEAD = 30  # steps from a decision to the first that is dealt anew
-ALIKE = 0.05  # ranks whose slowness differs by less count as equally fast
-_NEW = 0.2  # weight of a step in the means
+ALIKE = 0.15  # ranks whose times differ by less count as equally fast: so much is noise on a machine with other work
+_NEW = 0.1  # weight of a step in the means
 
 
 class MicroBatchCosts(StepHook):
@@ -179,7 +179,9 @@ class MicroBatchCosts(StepHook):
         first = max(step + max(self._read_ahead, min(lead, LONGEST_LEAD)), schedule.fixed_until + self._read_ahead)
         if schedule.next_change(step) is not None:
             return  # one is on its way
-        measured = Costs.measured(self._seconds, tuple(round(slow / ALIKE) * ALIKE for slow in self._slowness))
+        measured = Costs.measured(
+            self._seconds, tuple(1 + ALIKE * round((slow - 1) / ALIKE) for slow in self._slowness)
+        )
         now, then = (self._end(schedule.costs_at(step), measured), self._end(measured, measured))
         if then < (1 - LEAST_GAIN) * now:
             schedule.change(first, measured)

@@ -1,0 +1,138 @@
+"""Backend openvino: write the graph in OpenVINO's own format, for CPUs.
+
+The file is the length of the XML (8 bytes, little endian), the XML and the weights. What depends on the CPU is chosen
+when the file is opened.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from radioplat.errors import EngineError
+from radioplat.exporting.engines.interface import (
+    SECTION,
+    BuildRequest,
+    BuiltEngine,
+    Kernel,
+    refuse_unsupported,
+    resolve_shape,
+)
+from radioplat.exporting.engines.onnx_input import OnnxInput
+
+UNSUPPORTED = {
+    "calibration": "It reads INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
+    "checkpoint that it writes.",
+    "timing_cache": "Remove it; OpenVINO times no kernels.",
+    "workspace_size": "Remove it; OpenVINO has no such limit.",
+    "compute_capabilities": "Remove it; the file is for CPUs.",
+}
+# Its names of number formats, and ours.
+_FORMATS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
+_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+_PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "MatMul")
+_ATTENTION = ("ScaledDotProductAttention", "MHA")
+_LENGTH = struct.Struct("<Q")
+
+
+def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> BuiltEngine:
+    """Convert the graph and write it into one file.
+
+    Raises:
+        EngineError: an unsupported field, OpenVINO is not installed, or it refuses the graph.
+    """
+    refuse_unsupported(request, "openvino", UNSUPPORTED)
+    if "fp8" in data_types:
+        hint = f"Use int8, or another {SECTION}.backend."
+        raise EngineError("OpenVINO has no FP8 kernels for CPUs", where=f"{SECTION}.tensorrt.data_type", hint=hint)
+    openvino = load_openvino()
+    shape, batch = resolve_shape(file.image_shape, request)
+    precision = precision_hint(data_types)
+    try:
+        model = openvino.Core().read_model(str(file.path))
+        images = openvino.Dimension(batch[0], batch[2]) if batch[0] != batch[2] else batch[0]
+        model.reshape(openvino.PartialShape([images, *shape]))
+        kernels = _kernels(compile_model(openvino, model, precision))
+        with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
+            path = Path(scratch) / "model.xml"
+            openvino.save_model(model, str(path), compress_to_fp16=False)
+            graph, weights = path.read_bytes(), path.with_suffix(".bin").read_bytes()
+    except Exception as error:  # its errors have no common base class
+        text = " ".join(str(error).split())[:400]
+        raise EngineError(f"OpenVINO refuses the graph: {text}", where=str(file.path)) from error
+    return BuiltEngine(
+        data=_LENGTH.pack(len(graph)) + graph + weights,
+        library="openvino",
+        version=openvino.__version__,
+        targets=[],
+        input_shape=shape,
+        batch=batch,
+        kernels=kernels,
+        notes=[f"what is not quantized is computed in {precision} at most, where the CPU has it"],
+    )
+
+
+def load_openvino() -> Any:  # noqa: ANN401
+    """Import OpenVINO.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        hint = "pip install 'radioplat[openvino]'"
+        raise EngineError(f"openvino cannot be imported: {error}", where=f"{SECTION}.backend", hint=hint) from None
+    return openvino
+
+
+def precision_hint(data_types: list[str]) -> str:
+    """Return the float type of a file with these types; without a hint OpenVINO takes bf16 where the CPU has AMX."""
+    return next((name for name in ("bf16", "fp16") if name in data_types), "fp32")
+
+
+def compile_model(openvino: Any, model: Any, precision: str) -> Any:  # noqa: ANN401
+    """Prepare a model for this CPU, with torch's number of threads."""
+    import torch
+
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": _HINTS[precision],
+    }
+    return openvino.Core().compile_model(model, "CPU", settings)
+
+
+def unpacked(data: bytes) -> tuple[bytes, bytes]:
+    """Return the XML and the weights of a file of this backend.
+
+    Raises:
+        ValueError: it is none, or is cut short.
+    """
+    (length,) = _LENGTH.unpack_from(data) if len(data) >= _LENGTH.size else (len(data),)
+    end = _LENGTH.size + length
+    if not data[_LENGTH.size : end].lstrip().startswith(b"<?xml") or end > len(data):
+        raise ValueError("this is no file of the backend openvino")
+    return data[_LENGTH.size : end], data[end:]
+
+
+def _kernels(compiled: Any) -> list[Kernel] | None:  # noqa: ANN401
+    """Return the kernels that multiply, with the nodes of the ONNX file that each computes."""
+    kernels = []
+    for operation in compiled.get_runtime_model().get_ordered_ops():
+        info = operation.get_rt_info()
+        kind = _text(info["layerType"])
+        if not kind.startswith((*_PRODUCTS, *_ATTENTION)):
+            continue
+        stated = {key: _text(info[key]) for key in ("runtimePrecision", "originalLayersNames") if key in info}
+        layers = tuple(name for name in stated.get("originalLayersNames", "").split(",") if name)
+        data_type = stated.get("runtimePrecision", "").lower()
+        own = "attention" if kind.startswith(_ATTENTION) else "conv_gemm"
+        kernels.append(Kernel(operation.get_friendly_name(), own, _FORMATS.get(data_type, data_type), layers))
+    return kernels or None
+
+
+def _text(value: Any) -> str:  # noqa: ANN401
+    return str(getattr(value, "value", value))
