@@ -11,7 +11,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
-from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
+from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 
 pytest.importorskip("openvino", reason="the `openvino` extra is not installed")
 BACKEND = EngineBackend.openvino
@@ -55,7 +55,6 @@ def test_it_opens_without_its_onnx_file_and_names_a_damaged_one(conv_file, tmp_p
     [
         ({"workspace_size": 1}, "workspace_size"),
         ({"compute_capabilities": ["SM86"]}, "compute_capabilities"),
-        ({"calibration": CalibrationConfig(cal_cache_file="a.cache")}, "calibration"),
     ],
 )
 def test_fields_of_gpus_are_refused_by_name(conv_file, tmp_path, config, where):
