@@ -32,7 +32,8 @@ from benchmarks.teach.programs import last_line
 
 SIZES = {64: 0.6, 128: 0.1, 192: 0.1, 256: 0.2}  # chances
 MICRO_BATCHES, BATCH = 8, 3  # of a step, and images of one
-STEPS, SKIP = 48, 18  # after a change of the dealing, whose streams are opened while others are read
+STEPS, SKIP = 54, 28  # after the first change of the dealing, whose streams are opened while others are read
+RUNS = {1: ("even", "cost", "cost", "even"), 2: ("even", "cost")}  # by ZeRO stage
 UNEVEN_STEPS, UNEVEN_SKIP, UNEVEN_SIZE = 80, 55, 64
 STUDENT = {
     "type": "c_radio_v3_vit_base_patch16_reg4_dinov2",
@@ -56,7 +57,9 @@ def measured(folder: Path) -> dict[str, Any]:
     runs: dict[str, dict[str, Any]] = {}
     sizes = sizes_of_steps(folder)
     for stage in (1, 2):
-        runs[f"zero{stage}"] = judged = judge(folder, f"zero{stage}", mixed(folder, stage), SKIP)
+        runs[f"zero{stage}"] = judged = judge(
+            folder, f"zero{stage}", mixed(folder, stage), SKIP, "--runs", *RUNS[stage]
+        )
         even = [statistics.fmean(step) for step in zip(*judged["seconds"]["even"], strict=True)]
         once, each = costs_of(sizes, even, in_slots=stage == 2)
         costs = [[each[size] for size in step] for step in sizes]
@@ -68,6 +71,7 @@ def measured(folder: Path) -> dict[str, Any]:
         found[f"mixed_zero{stage}"] = {
             "speedup": round(speedup, 3),
             "interval": interval,
+            "dealt_anew_at": judged["anew"],
             "best_allowed": round(allowed, 3),
             "seconds_of_size": {size: round(cost, 4) for size, cost in each.items()},
             "seconds_a_step_beside": round(once, 4),

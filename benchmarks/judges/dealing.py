@@ -53,8 +53,8 @@ def main() -> None:
         homes.append(home)
         each = figures(home, "seconds/step")
         seconds.setdefault(dealing, []).append([each[step] for step in sorted(each)][given.skip :])
-        output = (home / "output.txt").read_text(encoding="utf-8", errors="replace")
-        anew.append([int(step) for step in re.findall(r"from step (\d+) on micro-batches are dealt anew", output)])
+        text = (home / "distill" / "status.json").read_text(encoding="utf-8")
+        anew.append([int(step) for step in re.findall(r"from step (\d+) on micro-batches are dealt anew", text)])
     first, *others = homes
     known, losses = samples(first), figures(first, "loss")
     differences = [
