@@ -120,6 +120,9 @@ def export_onnx(
     if float_path is None:  # otherwise TensorRT reads the graph without Q/DQ
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
     opset, notes = choose_opset(opset, data_type, module.formats, tensorrt_version)
+    before, after = module.convolutions
+    if after < before:
+        notes.append(f"branches of its blocks are one convolution each: {after} convolutions instead of {before}")
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from timm.utils.model import reparameterize_model
 from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
@@ -48,7 +49,14 @@ class Exportable(typing.Protocol):
 
 
 class FlatStudent(nn.Module):
-    """A copy of a student, in fp32, on the CPU, in evaluation mode, whose forward returns a tuple of tensors."""
+    """A copy of a student, in fp32, on the CPU, in evaluation mode, whose forward returns a tuple of tensors.
+
+    Blocks whose branches are one convolution in evaluation (MobileOne, RepVGG, FastViT, RepViT) become that convolution.
+    A quantized student keeps its branches: each has scales of its own.
+
+    Attributes:
+        convolutions: before and after.
+    """
 
     def __init__(self, student: Exportable, adaptors: Sequence[str] = ()) -> None:
         super().__init__()
@@ -60,6 +68,10 @@ class FlatStudent(nn.Module):
         classes = getattr(getattr(student, "architecture", None), "num_classes", 0)
         self.extra = {"wanted": frozenset({"summary", "spatial", LOGITS})} if classes else {}
         self.eval()
+        before = _convolutions(self)
+        if not quantizers(self):
+            reparameterize_model(self.student, inplace=True)
+        self.convolutions = before, _convolutions(self)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs for float ``[B, 3, H, W]`` in [0, 1], in the order of their names."""
@@ -171,3 +183,7 @@ def _root(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
+
+
+def _convolutions(module: nn.Module) -> int:
+    return sum(isinstance(child, nn.Conv2d) for child in module.modules())
