@@ -51,8 +51,8 @@ class Exportable(typing.Protocol):
 class FlatStudent(nn.Module):
     """A copy of a student, in fp32, on the CPU, in evaluation mode, whose forward returns a tuple of tensors.
 
-    Blocks whose branches are one convolution in evaluation (MobileOne, RepVGG, FastViT, RepViT) become that convolution.
-    A quantized student keeps its branches: each has scales of its own.
+    Blocks whose branches are one convolution in evaluation (MobileOne, RepVGG, FastViT, RepViT) become that
+    convolution. A quantized student keeps its branches: each has scales of its own.
 
     Attributes:
         convolutions: before and after.
