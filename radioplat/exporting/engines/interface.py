@@ -9,6 +9,14 @@ from radioplat.errors import EngineError, Problem
 from radioplat.spec.schema.engine import TensorRTConfig
 
 SECTION = "gen_trt_engine"
+# Fields that no backend for CPUs supports, and what to do instead.
+NOT_FOR_CPUS = {
+    "calibration": "It reads INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
+    "checkpoint that it writes.",
+    "timing_cache": "Remove it; for a CPU no kernels are timed.",
+    "workspace_size": "Remove it; it limits the memory of a GPU.",
+    "compute_capabilities": "Remove it; the file is for CPUs.",
+}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radioplat.data.order.dealing import deal_by_cost, deal_evenly, deal_in_slots, end_of
-from radioplat.data.order.micro_batch_schedule import PADDING
+from radioplat.data.order.dealing import Costs, end_of
+from radioplat.data.order.micro_batch_schedule import Kind, MicroBatchSchedule
 from radioplat.data.views.kinds import kinds
 from radioplat.design.views import run_views
 from radioplat.launch.preflight.preflight import Preflight
@@ -16,14 +16,12 @@ from radioplat.spec.schema.train import Dealing
 
 STEPS = 20  # over which the expectation is a mean
 UNLIKE = 1.15  # time of the slowest worker over the mean that is worth a warning
-MOST = 20_000  # micro-batches that are looked at
+MOST = 20_000  # micro-batches whose sizes are drawn for it
+COSTS = Costs()  # by squared pixels; a run measures them
 
 
 def dealing(preflight: Preflight) -> None:
-    """Record how long the slowest of several workers takes beside the mean, and warn if another setting saves time.
-
-    Costs are taken to be as the squared pixels; a run measures them.
-    """
+    """Record how long the slowest of several workers takes beside the mean, and warn if another setting saves time."""
     spec, models = preflight.spec, preflight.models
     ranks = spec.worker_bounds[1]
     if models is None or ranks < 2:
@@ -35,8 +33,8 @@ def dealing(preflight: Preflight) -> None:
     sizes = [size for (size,) in kinds(own, spec.dataset.train_dataset.seed, 0, steps * count)]
     if len(set(sizes)) < 2:
         return
-    costs = [[float(size**2) for size in sizes[i : i + count]] for i in range(0, len(sizes), count)]
-    even, by_cost = (_imbalance(spec, costs, ranks, way) for way in (Dealing.even, Dealing.cost))
+    steps_kinds = [[(size,) for size in sizes[i : i + count]] for i in range(0, len(sizes), count)]
+    even, by_cost = (_imbalance(spec, steps_kinds, ranks, by_cost=way) for way in (False, True))
     chosen, now = (even, "evenly") if spec.train.dealing is Dealing.even else (by_cost, "by cost")
     other = f"; dealt evenly it would be {even:.2f}" if spec.train.dealing is Dealing.cost else ""
     preflight.facts["micro-batches of a step"] = (
@@ -48,20 +46,22 @@ def dealing(preflight: Preflight) -> None:
             f"train.dealing is even: workers wait for the one with the largest images, {1 - 1 / even:.0%} of the time; "
             f"with cost it would be {1 - 1 / by_cost:.0%}, and the student learns the same"
         )
-    _finer(preflight, costs, ranks, by_cost)
+    _finer(preflight, steps_kinds, ranks, by_cost)
 
 
-def _finer(preflight: Preflight, costs: Sequence[Sequence[float]], ranks: int, by_cost: float) -> None:
+def _finer(preflight: Preflight, steps: Sequence[Sequence[Kind]], ranks: int, by_cost: float) -> None:
     """Warn if even the best dealing leaves workers idle since one micro-batch costs more than a worker's share."""
     spec = preflight.spec
     batch, parts = spec.dataset.batch_size, 1
+    costs = [[COSTS.of(kind) for kind in kinds] for kinds in steps]
     if by_cost <= UNLIKE or sum(max(step) for step in costs) <= sum(map(sum, costs)) / ranks:
         return
     best = by_cost
     while batch % (2 * parts) == 0 and best > UNLIKE:
         parts *= 2
-        finer = [[cost / parts for cost in step for _ in range(parts)] for step in costs]
-        best = _imbalance(spec, finer, ranks, Dealing.cost)
+        best = _imbalance(
+            spec, [[kind for kind in kinds for _ in range(parts)] for kinds in steps], ranks, by_cost=True
+        )
     hint = f"with dataset.batch_size {batch // parts} it would be {best:.2f} times" if parts > 1 else (
         "a larger train.global_batch_size gives workers more micro-batches to share"
     )  # fmt: skip
@@ -71,15 +71,12 @@ def _finer(preflight: Preflight, costs: Sequence[Sequence[float]], ranks: int, b
     )
 
 
-def _imbalance(spec: Spec, costs: Sequence[Sequence[float]], ranks: int, way: Dealing) -> float:
-    """Return the time of the slowest worker over the mean of all, over all steps."""
-    alike, in_slots, ends = (1.0,) * ranks, waits(spec.train), 0.0
-    for step in costs:
-        if way is Dealing.even:
-            dealt = deal_evenly(len(step), ranks)
-            most = max(map(len, dealt))
-            dealt = [[*own, *[PADDING] * (most - len(own))] for own in dealt]
-        else:
-            dealt = deal_in_slots(step, alike, PADDING) if in_slots else deal_by_cost(step, alike)
-        ends += end_of(dealt, step, alike, in_slots)
-    return ends * ranks / sum(map(sum, costs))
+def _imbalance(spec: Spec, steps: Sequence[Sequence[Kind]], ranks: int, by_cost: bool) -> float:
+    """Return the time of the slowest worker over the mean of all, over all steps, which have equally many kinds."""
+    schedule = MicroBatchSchedule(len(steps[0]), ranks, lambda first, last: (), waits(spec.train), by_cost=by_cost)
+    ends = total = 0.0
+    for kinds_of_step in steps:
+        costs = [COSTS.of(kind) for kind in kinds_of_step]
+        ends += end_of(schedule.deal(kinds_of_step, COSTS), costs, (1.0,) * ranks, schedule.in_slots)
+        total += sum(costs)
+    return ends * ranks / total

@@ -24,7 +24,7 @@ LOOK = 10  # steps between two decisions
 LEAST_GAIN = 0.08  # of the time of a step: less is not worth another start of the streams
 OPEN_S = 10.0  # time in which a stream can be opened
 LONGEST_LEAD = 30  # steps from a decision to the first that is dealt anew
-ALIKE = 0.15  # ranks whose times differ by less count as equally fast: so much is noise on a machine with other work
+ALIKE = 0.15  # slowness is rounded to multiples of this: less is noise on a machine with other work
 _NEW = 0.1  # weight of a step in the means
 
 
@@ -58,6 +58,7 @@ class MicroBatchCosts(StepHook):
         self._with_teachers = inline and context.device.type == "cpu"
         self._ratios = [1.0] * context.world_size  # time of a rank's forwards over what is usual for their kinds
         self._imbalance = 0.0
+        self._since = 0.0  # when the micro-batch before ended, or the step began
 
     @property
     def _seconds(self) -> dict[str, float]:

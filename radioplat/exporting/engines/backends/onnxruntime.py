@@ -16,6 +16,7 @@ from onnx import ModelProto, helper
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import (
+    NOT_FOR_CPUS,
     SECTION,
     BuildRequest,
     BuiltEngine,
@@ -26,13 +27,7 @@ from radioplat.exporting.engines.interface import (
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.onnx.precision import FLOAT_CODES
 
-UNSUPPORTED = {
-    "calibration": "It reads INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
-    "checkpoint that it writes.",
-    "timing_cache": "Remove it; onnxruntime times no kernels.",
-    "workspace_size": "Remove it; onnxruntime has no such limit.",
-    "compute_capabilities": "Remove it; the file is for CPUs.",
-}
+UNSUPPORTED = NOT_FOR_CPUS
 # Operations of an optimized graph that multiply, with their data type; None: the type of their weights.
 _PRODUCTS = {
     **dict.fromkeys(("Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"), None),

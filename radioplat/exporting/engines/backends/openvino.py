@@ -13,6 +13,7 @@ from typing import Any
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import (
+    NOT_FOR_CPUS,
     SECTION,
     BuildRequest,
     BuiltEngine,
@@ -22,13 +23,7 @@ from radioplat.exporting.engines.interface import (
 )
 from radioplat.exporting.engines.onnx_input import OnnxInput
 
-UNSUPPORTED = {
-    "calibration": "It reads INT8 ranges from Q/DQ nodes: `radioplat quantize`, then `radioplat export` on the "
-    "checkpoint that it writes.",
-    "timing_cache": "Remove it; OpenVINO times no kernels.",
-    "workspace_size": "Remove it; OpenVINO has no such limit.",
-    "compute_capabilities": "Remove it; the file is for CPUs.",
-}
+UNSUPPORTED = NOT_FOR_CPUS
 # Its names of number formats, and ours.
 _FORMATS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}

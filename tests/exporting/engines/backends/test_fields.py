@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from radioplat.exporting.engines.backends import onnxruntime, tensorrt_rtx
+from radioplat.exporting.engines.backends import onnxruntime, openvino, tensorrt_rtx
 from radioplat.spec.schema.engine import TensorRTConfig
 
 # `layers_precision` changes the ONNX file before a backend reads it.
@@ -14,7 +14,8 @@ USED = {"data_type", "min_batch_size", "opt_batch_size", "max_batch_size", "laye
 
 
 @pytest.mark.parametrize(
-    ("backend", "more"), [(onnxruntime, set()), (tensorrt_rtx, {"workspace_size", "compute_capabilities"})]
+    ("backend", "more"),
+    [(onnxruntime, set()), (openvino, set()), (tensorrt_rtx, {"workspace_size", "compute_capabilities"})],
 )
 def test_a_field_is_used_or_refused(backend, more):
     fields = {field.name for field in dataclasses.fields(TensorRTConfig)} | {"timing_cache"}
