@@ -30,6 +30,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.judges.same_weights import workers
+
 PATIENCE_S, COMPARED = 600.0, 20
 COLUMNS = ["step", "position", "id", "checksum"]
 
@@ -144,17 +146,6 @@ def samples(home: Path) -> pa.Table:
             table = pq.read_table(path, columns=COLUMNS, partitioning=None)
             tables.append(table.filter(np.asarray(table["step"]) >= stop))
     return pa.concat_tables(tables).sort_by([("step", "ascending"), ("position", "ascending")]).combine_chunks()
-
-
-def workers() -> list[int]:
-    """Return the training workers of Ray on this machine, which has one cluster."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if b"RayTrainWorker" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return sorted(found)
 
 
 if __name__ == "__main__":
