@@ -326,20 +326,21 @@ def _outcome(reader: Any, data: bytes, kept: Path) -> str:  # noqa: ANN401
     except BaseException:
         kept.with_suffix(".txt").write_text(traceback.format_exc())
         return "tracebacks"
-    if (grown := _memory("VmHWM", processes) - before) > reader.limit:
+    peak = _memory("VmHWM", processes)
+    if (grown := sum(peak[process] - before[process] for process in peak)) > reader.limit:
         kept.with_suffix(".txt").write_text(f"memory grew by {grown / MIB:.0f} MiB of {reader.limit / MIB:.0f}\n")
         return "memory_over"
     kept.unlink()
     return "held"
 
 
-def _memory(name: str, processes: list[int]) -> int:
-    """Return the sum over the processes, in bytes; one that has ended counts as nothing."""
-    found = 0
+def _memory(name: str, processes: Sequence[int]) -> dict[int, int]:
+    """Return the bytes of each process that still runs."""
+    found = {}
     for process in processes:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration):
             lines = Path(f"/proc/{process}/status").read_text().splitlines()
-            found += next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+            found[process] = next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
     return found
 
 

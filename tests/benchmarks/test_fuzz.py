@@ -63,6 +63,21 @@ def test_the_memory_of_a_child_counts(tmp_path):
         child.stdin.close()
 
 
+def test_a_child_that_ends_hides_no_memory(tmp_path):
+    """Its 100 MiB are none that the reader gave back."""
+    code = "x = b'x' * (100 << 20); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+        child.stdout.readline()
+
+        def read(data: bytes) -> None:
+            child.communicate("\n")
+            grow(data)
+
+        reader = SimpleNamespace(read=read, limit=32 * fuzz.MIB)
+        (tmp_path / "input").touch()
+        assert fuzz._outcome(reader, b"x" * 64, tmp_path / "input") == "memory_over"
+
+
 @pytest.mark.parametrize(("end", "outcome"), [("time.sleep(60)", "hangs"), ("os._exit(9)", "tracebacks")])
 def test_a_process_that_hangs_or_dies_is_replaced_behind_its_trial(monkeypatch, end, outcome):
     code = (
