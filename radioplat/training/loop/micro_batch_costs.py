@@ -25,7 +25,7 @@ LEAST_GAIN = 0.08  # of the time of a step: less is not worth another start of t
 OPEN_S = 10.0  # time in which a stream can be opened
 LONGEST_LEAD = 30  # steps from a decision to the first that is dealt anew
 ALIKE = 0.15  # slowness is rounded to multiples of this: less is noise on a machine with other work
-_NEW = 0.1  # weight of a step in the means
+_NEW = 0.1  # weight of a step in the means, at least
 
 
 class MicroBatchCosts(StepHook):
@@ -57,6 +57,7 @@ class MicroBatchCosts(StepHook):
         inline = not context.on_cluster or Placement.inline in teachers
         self._with_teachers = inline and context.device.type == "cpu"
         self._ratios = [1.0] * context.world_size  # time of a rank's forwards over what is usual for their kinds
+        self._steps = 0  # in these
         self._imbalance = 0.0
         self._since = 0.0  # when the micro-batch before ended, or the step began
 
@@ -146,8 +147,10 @@ class MicroBatchCosts(StepHook):
         took = [sums.get(f"took/{rank}", 0.0) for rank in range(self._context.world_size)]
         usual = [sums.get(f"usual/{rank}", 0.0) for rank in range(self._context.world_size)]
         if all(usual):
+            self._steps += 1
+            new = max(_NEW, 1 / self._steps)  # a plain mean at first
             each = zip(self._ratios, took, usual, strict=True)
-            self._ratios = [(1 - _NEW) * old + _NEW * seconds / known for old, seconds, known in each]
+            self._ratios = [(1 - new) * old + new * seconds / known for old, seconds, known in each]
         for name, seconds in sums.items():
             column, _, kind = name.partition("/")
             if (means := {"forward": self._forwards, "whole": self._wholes}.get(column)) is not None:
