@@ -138,7 +138,7 @@ def quantized(
     shape = [1] * weight.ndim
     if axis != -1:
         shape[axis] = -1
-    v = np.clip(weight / scale.reshape(shape), -format.highest, format.highest)
+    v = np.clip(weight / scale.reshape(shape), format.lowest, format.highest)
     v = v if format.row.is_float else np.rint(v)
     return numpy_helper.from_array(np.ascontiguousarray(v).astype(helper.tensor_dtype_to_np_dtype(kind)), name)
 

@@ -5,7 +5,8 @@ custom operator, which ``torch.export`` keeps as one node and the ONNX export as
 
 Gradients: for x, 1 inside the range and 0 beyond it (the clipped straight-through estimator); for s, ``q(v) - v``
 inside and the bound beyond it, v = x / s, times ``1 / sqrt(N Q)`` with N the values that share a scale and Q the
-highest value (LSQ, Esser et al. 2020, equations 3 and 5; N counts the images of a batch, too).
+highest value (LSQ, Esser et al. 2020, equations 3 and 5; N counts the images of a batch, too). Integers go to -Q - 1
+(-128 in INT8), as in ONNX's QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from radioplat.spec.resolved.number_formats import DATA_TYPES, DataType
 
 
 class NumberFormat(str, Enum):
-    """Number formats to round to. All are symmetric around 0 and contain 0."""
+    """Number formats to round to. Their zero is 0."""
 
     int8 = "int8"
     int4 = "int4"
@@ -31,8 +32,13 @@ class NumberFormat(str, Enum):
 
     @property
     def highest(self) -> float:
-        """The largest value of the format; the lowest is its negative."""
+        """The largest value of the format."""
         return self.row.highest
+
+    @property
+    def lowest(self) -> float:
+        """The smallest value of the format: -128 in INT8, -448 in FP8."""
+        return self.row.lowest
 
     @property
     def bits(self) -> int:
@@ -62,7 +68,7 @@ def fake_quantize(x: torch.Tensor, scale: torch.Tensor, axis: int, format: Numbe
 
 def round_to(v: torch.Tensor, format: NumberFormat) -> torch.Tensor:
     """Clip fp32 ``v`` to ``format`` and round it to the nearest value."""
-    clipped = v.clamp(-format.highest, format.highest)
+    clipped = v.clamp(format.lowest, format.highest)
     return clipped.to(getattr(torch, format.row.torch_type)).float() if format.row.is_float else clipped.round()
 
 
@@ -93,7 +99,7 @@ def _backward(ctx, grad: torch.Tensor) -> tuple:
     x, scale = ctx.saved_tensors
     format = NumberFormat(ctx.format)
     v = x.float() / _along(effective_scale(scale), x, ctx.axis)
-    inside = v.abs() <= format.highest
+    inside = (v >= format.lowest) & (v <= format.highest)
     grad = grad.float()
     grad_x = (grad * inside).to(x.dtype) if ctx.needs_input_grad[0] else None
     grad_scale = None

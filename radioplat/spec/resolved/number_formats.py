@@ -20,7 +20,7 @@ class DataType:
     Attributes:
         bits: bits per value.
         exponent_bits: exponent bits; 0 for integers.
-        highest: largest value; the smallest is its negative.
+        highest: largest value; see :attr:`lowest`.
         torch_type: torch dtype that stores its values.
         onnx_type: its name in ``onnx.TensorProto``.
         least_opset: first ONNX operator set with this format: in QuantizeLinear for a quantized format, in convolutions
@@ -49,6 +49,11 @@ class DataType:
     first_tensorrt: int = 0
     builder_flag: str | None = None
     log_name: str | None = None
+
+    @property
+    def lowest(self) -> float:
+        """Smallest value: of an integer one below the negative of the largest, as ONNX's QuantizeLinear clips."""
+        return -self.highest if self.is_float else -self.highest - 1
 
     @property
     def is_float(self) -> bool:

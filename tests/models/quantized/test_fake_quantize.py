@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from radioplat.models.quantized.fake_quantize import NumberFormat, fake_quantize
 from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
@@ -21,7 +24,7 @@ def test_integers_on_the_grid(values, scale, format):
     x, s = torch.tensor(values), torch.tensor([scale])
     y = fake_quantize(x, s, -1, format)
     steps = (y / s).round()
-    assert torch.equal(steps * s, y) and steps.abs().max() <= format.highest
+    assert torch.equal(steps * s, y) and steps.max() <= format.highest and steps.min() >= -format.highest - 1
     inside = x.abs() <= s * format.highest
     assert ((x - y).abs()[inside] <= s * 0.5 * (1 + 1e-5) + 1e-6 * x.abs()[inside]).all()
 
@@ -31,7 +34,8 @@ def test_integers_on_the_grid(values, scale, format):
 def test_once_is_enough_and_the_sign_is_free(values, scale, format):
     x, s = torch.tensor(values), torch.tensor([scale])
     y = fake_quantize(x, s, -1, format)
-    assert torch.equal(fake_quantize(-x, s, -1, format), -y)
+    inside = x.abs() <= s * format.highest
+    assert torch.equal(fake_quantize(-x, s, -1, format)[inside], -y[inside])
     assert torch.equal(fake_quantize(x, -s, -1, format), y)  # of a scale only the magnitude counts
     s = 2.0 ** s.log2().round()  # by which a quotient is exact, whatever it is of
     y = fake_quantize(x, s, -1, format)
@@ -43,6 +47,24 @@ def test_fp8_values():
     assert fake_quantize(x, torch.ones(1), -1, "fp8").tolist() == [
         0.0, 1.0, 1.0, 1.125, 16.0, 20.0, 448.0, 448.0, -448.0, 2.0**-9, 0.0,
     ]  # fmt: skip
+
+
+@given(numbers, scales)
+@settings(deadline=None, max_examples=60)
+def test_int8_is_that_of_onnx(values, scale):
+    """Beyond the range, too; its reference implementation of QuantizeLinear and DequantizeLinear."""
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(np.float32(scale), "s"), numpy_helper.from_array(np.int8(0), "z")]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])
+    graph = helper.make_graph(nodes, "pair", [value], [output], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
+    x = np.array(values, np.float32)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    assert fake_quantize(torch.from_numpy(x), torch.tensor([scale]), -1, "int8").tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -60,7 +82,7 @@ def test_gradients_are_those_of_the_written_out_formula(format, axis):
     # LSQ: the scale's gradient is scaled, its value is not.
     factor = (x.numel() / count * format.highest) ** -0.5
     scaled = (s2 * factor + (s2 - s2 * factor).detach()).reshape(shape)
-    clipped = (x2 / scaled).clamp(-format.highest, format.highest)
+    clipped = (x2 / scaled).clamp(-format.highest - (format is not NumberFormat.fp8), format.highest)
     rounded = clipped.to(torch.float8_e4m3fn).float() if format is NumberFormat.fp8 else clipped.round()
     ((clipped + (rounded - clipped).detach()) * scaled).backward(up)
     assert torch.allclose(x.grad, x2.grad, atol=1e-6)

@@ -21,7 +21,7 @@ ROWS = pytest.mark.parametrize("row", DATA_TYPES.values(), ids=DATA_TYPES)
 def test_bits_and_highest_values_are_those_of_the_onnx_type(row):
     dtype = onnx.helper.tensor_dtype_to_np_dtype(getattr(onnx.TensorProto, row.onnx_type))
     facts = (ml_dtypes.finfo if row.is_float else ml_dtypes.iinfo)(dtype)
-    assert (facts.bits, float(facts.max)) == (row.bits, row.highest)
+    assert (facts.bits, float(facts.min), float(facts.max)) == (row.bits, row.lowest, row.highest)
     if row.is_float:
         assert facts.nexp == row.exponent_bits
 
@@ -29,7 +29,7 @@ def test_bits_and_highest_values_are_those_of_the_onnx_type(row):
 @ROWS
 def test_torch_holds_every_value_in_its_type(row):
     dtype = getattr(torch, row.torch_type)
-    ends = torch.tensor([-row.highest, 0.0, row.highest], dtype=torch.float64)
+    ends = torch.tensor([row.lowest, 0.0, row.highest], dtype=torch.float64)
     assert dtype.is_floating_point == row.is_float
     assert torch.equal(ends.to(dtype).double(), ends)
 
