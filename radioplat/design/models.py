@@ -202,6 +202,7 @@ def student_architecture(
         img_size=spec.dataset.img_size,
         num_classes=num_classes,
         heads=heads,
+        fused_branches=known is not None and known.type == backbone.type and known.fused_branches,
         pruned=known.pruned if known is not None and known.type == backbone.type else None,
         quantized=_quantized(known, heads) if known is not None and known.type == backbone.type else None,
         low_rank=known.low_rank if known is not None and known.type == backbone.type else {},

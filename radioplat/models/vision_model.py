@@ -105,6 +105,10 @@ class VisionModel(Protocol):
         """Run every part, heads included, on uint8, or floats in [0, 1], ``[B, 3, H, W]``."""
         ...
 
+    def fuse_branches(self) -> VisionModel:
+        """Make blocks of several branches one convolution each, in place; evaluation stays the same."""
+        ...
+
     def named_modules(self, *args: Any, **kwargs: Any) -> Any:
         """As ``nn.Module``'s."""
         ...

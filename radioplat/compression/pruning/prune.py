@@ -146,6 +146,8 @@ def dry_run(architecture: StudentArchitecture, config: PruneConfig) -> None:
         torch.manual_seed(0)
         student = Student(architecture).fold().eval()
         images = torch.randint(0, 256, (1, 3, architecture.img_size, architecture.img_size), dtype=torch.uint8)
+        if not ChannelScore(config).needs_gradients:
+            student.fuse_branches()
         plain = replace(config, score=PruneScore.magnitude)
         prune_model(student, plain, ChannelScore(plain), images)
 

@@ -1,4 +1,4 @@
-"""Post-training quantization of a student or a detector: fold, place, equalize, calibrate."""
+"""Post-training quantization of a student or a detector: fuse branches, fold, place, equalize, calibrate."""
 
 from __future__ import annotations
 
@@ -74,14 +74,15 @@ def quantize_model(
     settled = tuple(before.architecture.quantizations)  # prefixes of layers whose scales stay as they are
     size = model.architecture.img_size
     noise = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
-    folded, pairs = fold_pairs(before, noise, lambda one: [tensor for _, tensor in one.feature_probe(noise)])
+    fused = copy.deepcopy(before).fuse_branches()
+    folded, pairs = fold_pairs(fused, noise, lambda one: [tensor for _, tensor in one.feature_probe(noise)])
     if not pairs:
-        folded = copy.deepcopy(before)
+        folded = copy.deepcopy(fused)
     placement = place(folded, config, used_layers(folded, lambda: folded.run_all(noise)))
     placement = replace(placement, folded=[list(pair) for pair in pairs])
     unfolded = [(conv, norm) for conv, norm in following_norms(folded, noise) if conv in placement.layers]
     equalized = equalize(folded, noise) if config.equalize and not settled else []
-    made = type(model)(model.architecture.with_quantization(placement)).eval().to(device)
+    made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)
     load_folded(made, folded)
 
     def run(model: Any) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from timm.utils.model import reparameterize_model
 from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
@@ -19,6 +18,7 @@ from radioplat.exporting.onnx.dynamic_resolution import FIELD, constant_same_pad
 from radioplat.exporting.qdq.mark import settle_scales, translations
 from radioplat.models.backbones.radio_1d import SEQUENCE
 from radioplat.models.features import Features
+from radioplat.models.modifiers.fuse_branches import fuse_branches
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.fold_target_norm import fold_heads
@@ -52,10 +52,10 @@ class FlatStudent(nn.Module):
     """A copy of a student, in fp32, on the CPU, in evaluation mode, whose forward returns a tuple of tensors.
 
     Blocks whose branches are one convolution in evaluation (MobileOne, RepVGG, FastViT, RepViT) become that
-    convolution. A quantized student keeps its branches: each has scales of its own.
+    convolution. Those of a quantized student were fused before it was quantized.
 
     Attributes:
-        convolutions: before and after.
+        convolutions: before and after; 0 for a quantized student.
     """
 
     def __init__(self, student: Exportable, adaptors: Sequence[str] = ()) -> None:
@@ -68,10 +68,7 @@ class FlatStudent(nn.Module):
         classes = getattr(getattr(student, "architecture", None), "num_classes", 0)
         self.extra = {"wanted": frozenset({"summary", "spatial", LOGITS})} if classes else {}
         self.eval()
-        before = _convolutions(self)
-        if not quantizers(self):
-            reparameterize_model(self.student, inplace=True)
-        self.convolutions = before, _convolutions(self)
+        self.convolutions = (0, 0) if quantizers(self) else fuse_branches(self.student)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs for float ``[B, 3, H, W]`` in [0, 1], in the order of their names."""
@@ -183,7 +180,3 @@ def _root(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__
-
-
-def _convolutions(module: nn.Module) -> int:
-    return sum(isinstance(child, nn.Conv2d) for child in module.modules())

@@ -137,6 +137,8 @@ def format_problems(
     definition, architecture, unsupported = FORMATS[form], student.architecture, ""
     if architecture.pruned is not None or architecture.low_rank:
         unsupported = "the shapes of a pruned student or one of low rank"
+    elif architecture.fused_branches:
+        unsupported = "the single convolutions that were blocks of several branches"
     elif isinstance(student.backbone, Radio1D):
         unsupported = "the decoder of a radio1d_vit_*"
     elif architecture.quantized is not None:

@@ -198,6 +198,12 @@ class Detector(nn.Module):
         """Layers that read the maps: one a map, then those of the decoder's further levels."""
         return kind_module(self.architecture.kind, "").input_projections(self.detr)
 
+    def fuse_branches(self) -> Detector:
+        """Fuse those of the backbone, in place; see :meth:`radioplat.models.student.student.Student.fuse_branches`."""
+        self.student.fuse_branches()
+        self.architecture = replace(self.architecture, student=self.student.architecture)
+        return self
+
     def run_all(self, images: torch.Tensor) -> None:
         """Run every part on uint8, or floats in [0, 1], ``[B, 3, H, W]``."""
         self(images)

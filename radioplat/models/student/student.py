@@ -18,6 +18,7 @@ from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
 from radioplat.models.heads import HeadArchitecture, TeacherHead
 from radioplat.models.model_kind import ModelKind
+from radioplat.models.modifiers.fuse_branches import fuse_branches
 from radioplat.models.modifiers.low_rank import split_layers
 from radioplat.models.modifiers.reshaping import Reshaping, reshape
 from radioplat.models.modifiers.sparsity import Sparsity
@@ -40,7 +41,8 @@ class StudentArchitecture:
         mean, std: normalisation of images in [0, 1].
         drop_path: probability, while training, that the residual branch of the last block is dropped; lower before it.
         spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
-        pruned: changes by pruning to the backbone that ``type`` builds; None for none.
+        fused_branches: whether timm's blocks of several branches are one convolution each.
+        pruned: changes by pruning to the backbone that ``type`` builds, with fused branches if they are; None for none.
         low_rank: rank by name of the layers that are two in a row, in the backbone after pruning.
         quantized: which layers have quantizers, with BatchNorm folded; None for none.
         sparsity: the layers whose zero weights stay zero in training; None for none.
@@ -60,6 +62,7 @@ class StudentArchitecture:
     heads: tuple[HeadArchitecture, ...] = ()
     drop_path: float = 0.0
     spectral_reparam: bool = False
+    fused_branches: bool = False
     pruned: Reshaping | None = None
     low_rank: dict[str, int] = field(default_factory=dict)
     quantized: Quantization | None = None
@@ -182,6 +185,8 @@ class Student(nn.Module):
         # Teacher's name and kind of heads that were trained elsewhere, whose layers return raw features themselves.
         self.raw_heads: set[tuple[str, str]] = set()
         self.backbone = build_backbone(architecture)
+        if architecture.fused_branches:
+            fuse_branches(self.backbone)
         if architecture.pruned is not None:
             reshape(self.backbone, architecture.pruned)
         split_layers(self.backbone, architecture.low_rank)
@@ -277,6 +282,17 @@ class Student(nn.Module):
         if self.architecture.spectral_reparam:
             materialise(self)
             self.architecture = replace(self.architecture, spectral_reparam=False)
+        return self
+
+    def fuse_branches(self) -> Student:
+        """Make timm's blocks of several branches one convolution each, in place; evaluation stays the same.
+
+        Without effect on a student that was pruned or quantized with its branches.
+        """
+        architecture = self.architecture
+        if architecture.pruned is None and architecture.quantized is None:
+            before, after = fuse_branches(self.backbone)
+            self.architecture = replace(architecture, fused_branches=architecture.fused_branches or after < before)
         return self
 
     def normalized(self, images: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,8 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         WeightsError: the checkpoint cannot be read.
     """
     model, score = open_model(checkpoint, "prune.checkpoint"), ChannelScore(config, spec.train.seed)
+    if not score.needs_gradients:  # they are those of the parameters that the run trained
+        model.fuse_branches()
     images = None
     if config.blocks or (config.cut and score.needs_gradients):
         assert isinstance(model, Student)  # prune_problems refuses both for other models

@@ -117,6 +117,8 @@ def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:
             where=REWIND_FIELD,
             hint="Use an earlier checkpoint of the run that trained the student.",
         )
+    if done.student.architecture.student.fused_branches:
+        early.fuse_branches()
     if done.cuts is not None:
         early = prune_alike(early, done.config, done.cuts)
     assert isinstance(done.student, Student)
