@@ -1,6 +1,6 @@
 """Latency and images per second of a student in torch, compiled, and as engines in several formats.
 
-``python -m benchmarks.engines [--model quickstart|vit_small|resnet50] [--device cpu|cuda] [--rounds N]
+``python -m benchmarks.engines_beside_torch [--model quickstart|vit_small|resnet50] [--device cpu|cuda] [--rounds N]
 [--batches 1 8 32]``. On a GPU: torch and ``torch.compile`` in fp16, TensorRT and TensorRT for RTX in fp16, INT8 and,
 where the GPU has it, FP8; images and features stay on the GPU, time is CUDA's. On a CPU: torch and ``torch.compile`` in
 fp32, onnxruntime engines in fp32 and from INT8 Q/DQ, and what ``export.cpu`` writes, static and dynamic. All are made

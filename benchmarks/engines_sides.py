@@ -1,4 +1,4 @@
-"""The sides of :mod:`benchmarks.engines`: one student in torch, compiled, and as engines in several formats.
+"""The sides of :mod:`benchmarks.engines_beside_torch`: a student in torch, compiled, and as engines in several formats.
 
 Weights are drawn, not trained: they change no time. Ranges are calibrated on crops of photographs, and each side's
 features of other crops are compared with torch's in fp32, so that nothing is timed that computes something else.

@@ -1,0 +1,119 @@
+"""The speed of engines as OpenVINO's own ``benchmark_app`` measures it. Imports nothing of radioplat.
+
+``python -m benchmarks.judges.engines FOLDER [--rounds 3] [--seconds 2]``. ``FOLDER`` has a folder for each family with
+``fp32.engine``, ``fp16.engine`` and ``int8.engine``, files of the backend ``openvino``: the length of the XML (8 bytes,
+little endian), the XML, the weights. Beside ``int8.engine`` lies its record, ``int8.engine.json``. ``benchmark_app``
+runs them in turn with one request, one image, and the precision hint of the name (int8: that of what is not
+quantized, from the record); the median over the rounds of its median counts. ``branches.onnx``, where a family has it,
+is the same network without fused branches.
+
+``images.npy``, uint8 ``[N, 3, H, W]``, of the folder or of a family: the cosine of the features of ``int8.engine`` with
+those of ``fp32.engine``, mean over images, least over outputs.
+
+The last line on stdout is one JSON object: by family ``fp32``, ``fp16``, ``bf16`` (where the CPU has them), ``int8``
+and ``branches`` in milliseconds, ``recorded_over_measured`` (the p50 of the record over the median here), ``cosine``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import openvino
+
+HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
+
+
+def main() -> None:
+    """Measure every family and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    families = sorted(path.parent for path in given.folder.glob("*/int8.engine"))
+    found = {}
+    for family in families:
+        found[family.name] = judged(family, given.rounds, given.seconds, given.threads)
+        print(f"{family.name}: {found[family.name]}", file=sys.stderr, flush=True)
+    print(json.dumps(found))
+
+
+def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, float]:
+    """Measure one family."""
+    record = json.loads((family / "int8.engine.json").read_text())
+    rest = next(name for name in ("bf16", "fp16", "fp32") if name in [*record["types"], "fp32"])
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    sides: dict[str, tuple[Path, str]] = {"int8": (unpacked(family / "int8.engine"), HINTS[rest])}
+    for name, hint in HINTS.items():
+        if name == "fp32" or CAPABILITIES[name] in able:
+            sides[name] = (unpacked(family / "fp32.engine"), hint)
+    if (family / "branches.onnx").is_file():
+        sides["branches"] = (family / "branches.onnx", "f32")
+    shape = [1, *record["input_shape"]]
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, (model, hint) in sides.items():
+            times[name].append(median_of(model, hint, shape, seconds, threads))
+    row = {name: statistics.median(values) for name, values in times.items()}
+    recorded = record["latency"]["batches"]["1"]
+    ratios = {name: recorded[name]["p50"] / row[name] for name in ("int8", "fp32")}
+    images = next(path for path in (family / "images.npy", family.parent / "images.npy") if path.is_file())
+    return {
+        **row,
+        **{f"recorded_over_measured_{k}": round(v, 3) for k, v in ratios.items()},
+        "cosine": cosine(sides["int8"], sides["fp32"], np.load(images)),
+    }
+
+
+def unpacked(engine: Path) -> Path:
+    """Write the model of an engine as OpenVINO reads it; return the XML."""
+    data = engine.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    xml = engine.with_suffix(".xml")
+    xml.write_bytes(data[8 : 8 + length])
+    xml.with_suffix(".bin").write_bytes(data[8 + length :])
+    return xml
+
+
+def median_of(model: Path, hint: str, shape: list[int], seconds: int, threads: int) -> float:
+    """Return the median milliseconds of ``benchmark_app``."""
+    command = [sys.executable, "-m", "openvino.tools.benchmark.main"]
+    program = Path(sys.executable).with_name("benchmark_app")
+    command = [str(program)] if program.is_file() else command
+    size = ",".join(map(str, shape))
+    options = ["-m", str(model), "-d", "CPU", "-api", "sync", "-nireq", "1", "-nthreads", str(threads), "-hint", "none"]
+    options += ["-nstreams", "1", "-infer_precision", hint, "-t", str(seconds), "-shape", f"[{size}]"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    match = re.search(r"Median:\s+([\d.]+) ms", done.stdout)
+    if match is None:
+        raise SystemExit(f"benchmark_app failed on {model}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return float(match[1])
+
+
+def cosine(quantized: tuple[Path, str], plain: tuple[Path, str], images: np.ndarray) -> float:
+    """Return the cosine of two models' features, mean over images, least over outputs."""
+    outputs = []
+    for model, hint in (quantized, plain):
+        compiled = openvino.Core().compile_model(str(model), "CPU", {"INFERENCE_PRECISION_HINT": hint})
+        rows = [compiled([image[None].astype(np.float32) / 255]) for image in images]
+        outputs.append([np.stack([np.ravel(row[i]) for row in rows]) for i in range(len(compiled.outputs))])
+    means = []
+    for a, b in zip(*outputs, strict=True):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        means.append(float(np.mean((a * b).sum(1) / norms)))
+    return round(min(means), 5)
+
+
+if __name__ == "__main__":
+    main()
