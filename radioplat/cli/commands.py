@@ -169,6 +169,13 @@ def lint(args: argparse.Namespace) -> None:
     lint_and_show(args.file, args.overrides)
 
 
+def profile(args: argparse.Namespace) -> None:
+    """Measure an engine on this machine: latency, layers by time with their types, and what would help most."""
+    from radioplat.tasks.export.show_profile import profile_and_show
+
+    profile_and_show(args.file, args.overrides)
+
+
 def default_specs(args: argparse.Namespace) -> None:
     """Print every spec field with its default."""
     from radioplat.spec.loading.load import load_spec, to_yaml

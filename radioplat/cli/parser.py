@@ -82,6 +82,11 @@ def _lint(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
 
 
+def _profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="ENGINE", help="an engine of gen_trt_engine, beside its .json")
+    add_overrides(parser, rest="batch_size=N, seconds=S, gpu_id=N, out=FILE.json")
+
+
 def _batches(parser: argparse.ArgumentParser) -> None:
     add_spec(parser, "N | key=value", "number of global batches (2), and overrides")
 
@@ -135,6 +140,7 @@ TASKS = {
     "ledger": Command(commands.ledger, _ledger),
     "diagnose": Command(commands.diagnose, _results),
     "lint": Command(commands.lint, _lint),
+    "profile": Command(commands.profile, _profile),
     "default_specs": Command(commands.default_specs, add_overrides),
     "quickstart": Command(commands.quickstart, add_overrides),
     "doctor": Command(nodes.doctor, nodes.add_doctor),

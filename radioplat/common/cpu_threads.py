@@ -1,11 +1,14 @@
-"""Share the cores of a machine between torch's threads and decode threads."""
+"""The CPU of this machine: its name, and its cores shared between torch's threads and decode threads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -18,6 +21,17 @@ def decode_threads(workers: int) -> int:
 def torch_callers(most: int) -> int:
     """Return the number of threads that may call torch at once on the CPU: ``most``, but at most the cores."""
     return max(1, min(most, _cores()))
+
+
+def cpu_name(units: Sequence[str]) -> str:
+    """Return the name of this CPU, and those of ``units``, flags of Linux such as ``avx512_vnni``, that it has."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(re.findall(r"^(model name|model|flags)\s*: (.*)$", text, re.M))
+    present = [unit for unit in units if unit in fields.get("flags", "").split()]
+    return f"{fields.get('model name', platform.machine())} ({', '.join([fields.get('model', '?'), *present])})"
 
 
 @contextlib.contextmanager

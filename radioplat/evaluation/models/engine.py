@@ -27,6 +27,7 @@ class EngineModel:
         kind: ``engine tensorrt_rtx int8``.
         bytes: on disk, without the record.
         kernels: number of convolution and GEMM kernels by data type; empty if the builder does not list them.
+        milliseconds: median latency of its smallest batch, from its record; None if it was not measured.
         reason: why it cannot run on this machine; empty if it can.
         interface: names and shapes of its inputs and outputs.
 
@@ -49,6 +50,9 @@ class EngineModel:
         self.kind = f"engine {record['library']} {record['data_type']}"
         self.bytes, self._record = path.stat().st_size, record
         self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
+        batches = (record.get("latency") or {}).get("batches") or {}
+        smallest = batches.get(str(record["batch"][0]), {}).get(record["data_type"], {})
+        self.milliseconds: float | None = smallest.get("p50")
         self.reason = ""
         self._runner: EngineRunner | None = None
         try:

@@ -16,15 +16,18 @@ import onnx
 import radioplat
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.calibration import is_calibrated
+from radioplat.exporting.engines.comparison import causes_of_slowness, compare_latency, warnings_of
 from radioplat.exporting.engines.coverage import Coverage, coverage
-from radioplat.exporting.engines.engine_record import state_of, write_engine
+from radioplat.exporting.engines.engine_record import mark_latency, state_of, write_engine
 from radioplat.exporting.engines.execution import try_execution
+from radioplat.exporting.engines.float_twins import float_types, write_in_fp32, write_twin
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
 from radioplat.exporting.engines.layer_precision import precisions_of, set_precisions
 from radioplat.exporting.engines.library import choose_backend, cuda_driver
 from radioplat.exporting.engines.onnx_input import OnnxInput, check_data_type, parse_engine_type, read_onnx
 from radioplat.spec.checks.tasks.engine import engine_problems
-from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
+from radioplat.spec.resolved.number_formats import ACTIVATIONS
+from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
 
 _BACKENDS = {
     EngineBackend.tensorrt: "radioplat.exporting.engines.backends.tensorrt",
@@ -32,6 +35,9 @@ _BACKENDS = {
     EngineBackend.onnxruntime: "radioplat.exporting.engines.backends.onnxruntime",
     EngineBackend.openvino: "radioplat.exporting.engines.backends.openvino",
 }
+
+# Their INT8 kernels take and give fp32.
+_FOR_CPUS = (EngineBackend.onnxruntime, EngineBackend.openvino)
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,12 @@ class EngineReport:
         batch: smallest, optimal and largest batch size.
         outputs: names of the outputs.
         kernels: number of convolution, GEMM and attention kernels by data type; None if the builder reports none.
+        layers: number of layers of any kind; None likewise.
         coverage: the quantized kernels and layers.
         executed: whether it ran on this machine.
         execution: device and difference from the ONNX file, or the ``reason`` why it did not run.
+        latency: beside that of fp32 and fp16; see :func:`radioplat.exporting.engines.comparison.compare_latency`. None
+            if it was not measured.
         notes: deviations from the request, one sentence each.
     """
 
@@ -69,9 +78,11 @@ class EngineReport:
     batch: tuple[int, int, int]
     outputs: list[str]
     kernels: dict[str, int] | None
+    layers: int | None
     coverage: Coverage
     executed: bool
     execution: dict[str, Any]
+    latency: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -91,6 +102,7 @@ def build_engine(
     timing_cache: str | None = None,
     gpu_id: int = 0,
     verbose: bool = False,
+    latency_seconds: float = 0.0,
 ) -> EngineReport:
     """Build an engine, write it and its record ``<engine_path>.json`` atomically, then try to run it.
 
@@ -101,6 +113,8 @@ def build_engine(
         timing_cache: for backend ``tensorrt``.
         gpu_id: the GPU to build and run on.
         verbose: print the builder's messages to standard error.
+        latency_seconds: of measuring each precision and batch size, if this machine can run the engine; the file is
+            then also built without Q/DQ in fp32 and fp16. 0: no latency is measured.
 
     Raises:
         EngineError: a wrong field, a file that does not match the config, or the builder's reason.
@@ -116,22 +130,61 @@ def build_engine(
     calibrated = chosen is EngineBackend.tensorrt and is_calibrated(config.calibration)
     check_data_type(file, data_type, calibrated)
     request = BuildRequest(config, height, width, timing_cache, gpu_id, verbose)
-    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
-        typed = file
-        notes: list[str] = []
-        if config.layers_precision:
-            typed, notes = set_precisions(file, config.layers_precision, Path(scratch))
-        types = [*_types(file, data_type), *precisions_of(config.layers_precision)]
-        built: BuiltEngine = importlib.import_module(_BACKENDS[chosen]).build(typed, request, types)
+        covered = _write(file, engine_path, chosen, reason, request, Path(scratch))
+        record = try_execution(engine_path, onnx_path, gpu_id)
+        if latency_seconds and record["executed"]:
+            twins, missing = _write_twins(onnx_path, chosen, reason, request, Path(scratch))
+            latency = compare_latency({data_type: engine_path, **twins}, missing, latency_seconds, gpu_id)
+            convolutions = sum(node.op_type == "Conv" for node in file.model.graph.node)
+            causes = causes_of_slowness(chosen, covered, convolutions, latency)
+            if data_type in ACTIVATIONS:
+                latency["warnings"] = warnings_of(latency, data_type, causes)
+            record = mark_latency(engine_path, latency)
+    recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
+    own = {"path": engine_path, "backend": chosen, "batch": tuple(record["batch"]), "outputs": list(file.outputs)}
+    return EngineReport(**recorded | own | {"coverage": covered})
+
+
+def _write(
+    file: OnnxInput, path: Path, backend: EngineBackend, reason: str, request: BuildRequest, scratch: Path
+) -> Coverage:
+    """Build an engine from ``file``, and write it to ``path`` with its record."""
+    start = time.monotonic()
+    typed, notes, config = file, list[str](), request.config
+    data_type = parse_engine_type(config.data_type)
+    if backend in _FOR_CPUS and file.formats and file.float_type not in (None, "fp32"):
+        typed = read_onnx(write_in_fp32(file.path, scratch / f"fp32.{file.path.name}"))
+    if config.layers_precision:
+        typed, notes = set_precisions(typed, config.layers_precision, scratch)
+    computed = typed if backend is EngineBackend.onnxruntime else file  # openvino computes the rest in the file's type
+    types = [*_types(computed, data_type), *precisions_of(config.layers_precision)]
+    built: BuiltEngine = importlib.import_module(_BACKENDS[backend]).build(typed, request, types)
     built = dataclasses.replace(built, notes=[*notes, *built.notes])
     seconds = round(time.monotonic() - start, 3)
     covered = coverage(file.layers, built.kernels)
-    write_engine(engine_path, built.data, _facts(file, built, types, covered, chosen, reason, seconds, config))
-    record = try_execution(engine_path, onnx_path, gpu_id)
-    recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
-    own = {"path": engine_path, "backend": chosen, "batch": built.batch, "outputs": list(file.outputs)}
-    return EngineReport(**recorded | own | {"coverage": covered})
+    write_engine(path, built.data, _facts(file, built, types, covered, backend, reason, seconds, config))
+    return covered
+
+
+def _write_twins(
+    source: Path, backend: EngineBackend, reason: str, request: BuildRequest, scratch: Path
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Build ``source`` without Q/DQ in fp32 and fp16; return the engines by data type, and reasons for missing ones."""
+    engines, missing = dict[str, Path](), dict[str, str]()
+    for name in float_types(parse_engine_type(request.config.data_type)):
+        path = scratch / f"{name}.engine"
+        config = dataclasses.replace(
+            request.config, data_type=name, layers_precision=[], calibration=CalibrationConfig()
+        )
+        try:
+            twin = read_onnx(write_twin(source, name, scratch / f"{name}.onnx"))
+            _write(twin, path, backend, reason, dataclasses.replace(request, config=config, timing_cache=None), scratch)
+        except EngineError as error:
+            missing[name] = error.problems[0].message
+        else:
+            engines[name] = path
+    return engines, missing
 
 
 def _types(file: OnnxInput, data_type: str) -> list[str]:
@@ -169,6 +222,7 @@ def _facts(
         "batch": built.batch,
         "seconds": seconds,
         "kernels": None if built.kernels is None else dict(Counter(kernel.data_type for kernel in built.kernels)),
+        "layers": built.layers,
         "coverage": dataclasses.asdict(covered),
         "notes": built.notes,
         "config": dataclasses.asdict(config),

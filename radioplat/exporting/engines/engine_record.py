@@ -42,6 +42,7 @@ def write_engine(path: Path, data: Any, facts: dict[str, Any]) -> dict[str, Any]
         "built": True,
         "executed": False,
         "execution": {"reason": "not tried"},
+        "latency": None,
         "evaluated": False,
         "evaluation": None,
     }
@@ -97,6 +98,11 @@ def state_of(record: Mapping[str, Any]) -> str:
 def mark_executed(engine: str | Path, execution: Mapping[str, Any]) -> dict[str, Any]:
     """Record that an engine ran, with ``execution`` (device and errors); return the record."""
     return _update(engine, {"executed": True, "execution": dict(execution)})
+
+
+def mark_latency(engine: str | Path, latency: Mapping[str, Any]) -> dict[str, Any]:
+    """Record the latency of an engine and of its float twins; return the record."""
+    return _update(engine, {"latency": dict(latency)})
 
 
 def mark_not_executed(engine: str | Path, reason: str) -> dict[str, Any]:

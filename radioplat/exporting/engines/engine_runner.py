@@ -13,7 +13,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.engine_record import read_record
 
 Run = Callable[[np.ndarray], dict[str, np.ndarray]]
-_SESSIONS = {
+SESSIONS = {
     "onnxruntime": "radioplat.exporting.engines.backends.onnxruntime_session",
     "openvino": "radioplat.exporting.engines.backends.openvino_session",
     "tensorrt": "radioplat.exporting.engines.backends.tensorrt_session",
@@ -83,7 +83,7 @@ def load_engine(path: str | Path, *, gpu_id: int = 0) -> EngineRunner:
             installed, or the driver is missing or too old.
     """
     record = read_record(path)
-    module = _SESSIONS.get(record.get("library", ""))
+    module = SESSIONS.get(record.get("library", ""))
     if module is None:
         raise EngineError(f"there is no backend for engines of {record.get('library')!r}", where=str(path))
     device, run = importlib.import_module(module).open_session(Path(path), record, gpu_id)

@@ -37,6 +37,25 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class LayerTime:
+    """The time of one layer of an engine while it runs.
+
+    Attributes:
+        name: the library's name of the kernel.
+        kind: the library's name of the operation.
+        milliseconds: mean over the calls.
+        reads, writes: data types of its first input and its first output, in our names where there is one; empty if
+            the library does not report them.
+    """
+
+    name: str
+    kind: str
+    milliseconds: float
+    reads: str = ""
+    writes: str = ""
+
+
+@dataclass(frozen=True)
 class BuildRequest:
     """The spec's part of a build.
 
@@ -67,6 +86,7 @@ class BuiltEngine:
         input_shape: ``[3, height, width]``.
         batch: smallest, optimal and largest batch size.
         kernels: kernels that multiply matrices; None if the builder reports none.
+        layers: number of layers, of any kind; None if the builder does not report them.
         notes: deviations from the request, one sentence each.
     """
 
@@ -77,6 +97,7 @@ class BuiltEngine:
     input_shape: list[int]
     batch: tuple[int, int, int]
     kernels: list[Kernel] | None
+    layers: int | None = None
     notes: list[str] = field(default_factory=list)
 
 

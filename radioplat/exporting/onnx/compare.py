@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ def compare_with_torch(
     Raises:
         EngineError: onnxruntime refuses the file, or an output of torch or the file is not finite.
     """
-    session = _open(path)
+    session = open_plain(path)
     generator = torch.Generator().manual_seed(0)
     worst = Agreement(0.0, -1.0, "")
     for batch, (height, width) in itertools.product(batches, sizes):
@@ -107,7 +108,12 @@ def _worse(a: Agreement, b: Agreement) -> Agreement:
     return Agreement(max(a.max_abs_error, b.max_abs_error), largest.max_relative_error, largest.output, cosine)
 
 
-def _open(path: Path):
+def open_plain(path: Path) -> Any:  # noqa: ANN401
+    """Return an onnxruntime session on the CPU that computes the file as it is written.
+
+    Raises:
+        EngineError: onnxruntime refuses the file.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -31,7 +31,6 @@ from radioplat.exporting.qdq.report import (
     LEAST_COSINE,
     QuantizedReport,
     check_half_scales,
-    float_type,
     student_floats,
     student_weight_only,
     write_report,
@@ -42,6 +41,8 @@ from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version
 
 # Largest difference of an fp32 file from torch, relative to the largest value, that rounding can explain.
 TOLERANCE = 1e-3
+# Fields of errors about the type of layers that are not quantized.
+_OF_FLOATS = ("export.data_type", "export.tensorrt_version")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def export_onnx(
     path = Path(path)
     _check_adaptors(adaptors, student.head_names)
     module = flatten(student, list(dict.fromkeys(adaptors)))
-    data_type = parse_data_type(float_type(data_type, module.formats), "export.data_type")
+    data_type = parse_data_type(data_type, "export.data_type")
     if float_path is None:  # otherwise TensorRT reads the graph without Q/DQ
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
     opset, notes = choose_opset(opset, data_type, module.formats, tensorrt_version)
@@ -174,6 +175,32 @@ def export_onnx(
         raise EngineError(f"cannot write the ONNX file: {error.strerror}", where=str(path)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def export_in_halves(student: Exportable | VisionModel, path: str | Path, **options: Any) -> OnnxReport:
+    """Export as :func:`export_onnx`, with layers in fp16 that are not quantized; in bf16 or fp32 if fp16 is impossible.
+
+    fp16 is impossible where features or scales overflow, or ``tensorrt_version`` reads no such file.
+
+    Args:
+        options: of :func:`export_onnx`, without ``data_type``.
+
+    Raises:
+        EngineError: as :func:`export_onnx`.
+    """
+    reasons = []
+    for name in ("fp16", "bf16"):
+        try:
+            report = export_onnx(student, path, data_type=name, **options)
+        except EngineError as error:
+            if error.problems[0].where not in _OF_FLOATS:
+                raise
+            reasons.append(f"layers that are not quantized are not in {name}: {error.problems[0].message}")
+        else:
+            break
+    else:
+        report = export_onnx(student, path, **options)
+    return replace(report, notes=[*reasons, *report.notes])
 
 
 def _check_adaptors(adaptors: Sequence[str], names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ import onnx
 
 from radioplat.common.imports import needs
 from radioplat.errors import EngineError, SpecError
+from radioplat.exporting.onnx.compare import open_plain
 from radioplat.exporting.onnx.flat_student import INPUT
 from radioplat.exporting.qdq.graph import Graph, read_graph
 from radioplat.exporting.qdq.graph_layers import find_layers
@@ -62,7 +63,8 @@ def quantize_onnx(
         format: ``int8`` or ``fp8``.
         method: ``max`` or ``entropy``.
         exclude: regular expressions of names of nodes that stay float.
-        options: further arguments of ModelOpt's ``quantize``.
+        options: further arguments of ModelOpt's ``quantize``. Without ``high_precision_dtype`` layers that are not
+            quantized are in fp16, or in bf16 if the file overflows in fp16 on these images.
 
     Raises:
         SpecError: ModelOpt is not installed, or has no such argument.
@@ -81,7 +83,6 @@ def quantize_onnx(
     normalizes = any(node.op_type == "LayerNormalization" for node in model.graph.node)
     arguments = {
         "calibration_eps": ["cpu"],
-        "high_precision_dtype": "fp32",
         "log_level": "ERROR",
         "nodes_to_exclude": list(exclude) or None,
         **(_TRANSFORMER_OPTIONS if normalizes else {}),
@@ -90,22 +91,26 @@ def quantize_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         file = Path(folder) / path.name
-        try:
-            with warnings.catch_warnings(), _silent(), _restored_calibrators():
-                warnings.simplefilter("ignore")
-                quantize(
-                    str(source),
-                    quantize_mode=format,
-                    calibration_data={INPUT: images.astype(np.float32)},
-                    calibration_method=method,
-                    output_path=str(file),
-                    **arguments,
-                )
-        except Exception as error:  # its errors have no common base class
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise EngineError(f"ModelOpt cannot quantize {source}: {reason}", where="quantize.backend") from error
-        if not file.is_file():
-            raise EngineError(f"ModelOpt wrote nothing for {source}", where="quantize.backend")
+        halves = () if "high_precision_dtype" in (options or {}) else ("fp16", "bf16")
+        for data_type in (*halves, "fp32"):
+            try:
+                with warnings.catch_warnings(), _silent(), _restored_calibrators():
+                    warnings.simplefilter("ignore")
+                    quantize(
+                        str(source),
+                        quantize_mode=format,
+                        calibration_data={INPUT: images.astype(np.float32)},
+                        calibration_method=method,
+                        output_path=str(file),
+                        **({"high_precision_dtype": data_type} | arguments),
+                    )
+            except Exception as error:  # its errors have no common base class
+                reason = " ".join(str(error).split())[:300] or type(error).__name__
+                raise EngineError(f"ModelOpt cannot quantize {source}: {reason}", where="quantize.backend") from error
+            if not file.is_file():
+                raise EngineError(f"ModelOpt wrote nothing for {source}", where="quantize.backend")
+            if data_type != "fp16" or _is_finite(file, images):
+                break
         layers = layers_of(onnx.load(str(file)))
         if not layers.quantized:
             raise EngineError(f"ModelOpt quantized no layer of {source}", where="quantize.backend")
@@ -114,6 +119,15 @@ def quantize_onnx(
                 shutil.move(other, path.with_name(other.name))
         os.replace(file, path)
     return layers
+
+
+def _is_finite(file: Path, images: np.ndarray) -> bool:
+    """Return whether all outputs are finite on these images; True if onnxruntime cannot run the file."""
+    try:
+        session = open_plain(file)
+        return all(np.isfinite(value).all() for value in session.run(None, {INPUT: images[:16]}))
+    except Exception:  # noqa: BLE001 - its errors have no common base class
+        return True
 
 
 def layers_of(model: onnx.ModelProto) -> OnnxLayers:

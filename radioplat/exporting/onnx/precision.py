@@ -74,6 +74,52 @@ def retype(model: ModelProto, data_type: str) -> None:
     replace_entries(graph.node, [*into, *graph.node, *out])
 
 
+def widen(model: ModelProto) -> None:
+    """Make ``model`` compute all floats in fp32, in place; its values stay those that its types have rounded."""
+    graph, floats = model.graph, set(FLOAT_CODES.values())
+    types = _element_types(model)
+    for tensor in _tensors(graph):
+        if tensor.data_type in floats - {TensorProto.FLOAT}:
+            _replace(tensor, numpy_helper.to_array(tensor).astype(np.float32))
+    for node in _nodes(graph):
+        for entry in node.attribute:
+            if entry.name in ("to", "dtype") and entry.i in floats:
+                entry.i = TensorProto.FLOAT
+    # Casts between float types change nothing now, and one more retyping would make others of the same names.
+    outputs = {value.name for value in graph.output}
+    same: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type != "Cast" or types.get(node.input[0]) not in floats or types.get(node.output[0]) not in floats:
+            continue
+        if node.output[0] in outputs:
+            node.op_type = "Identity"
+            del node.attribute[:]
+        else:
+            same[node.output[0]] = node.input[0]
+    kept = [node for node in graph.node if node.output[0] not in same]
+    for names in (node.input for node in _nodes(graph)):
+        for i, name in enumerate(names):
+            while name in same:
+                name = same[name]
+            names[i] = name
+    replace_entries(graph.node, kept)
+    for inner in _graphs(graph):
+        del inner.value_info[:]
+
+
+def _element_types(model: ModelProto) -> dict[str, int]:
+    """Return ONNX's number of the type of each tensor of the main graph that is known."""
+    light = ModelProto()
+    light.CopyFrom(model)  # without its weights: inference fails for models above protobuf's 2 GiB
+    for tensor in light.graph.initializer:
+        if len(tensor.raw_data) > 1024:
+            tensor.ClearField("raw_data")
+    typed = onnx.shape_inference.infer_shapes(light).graph
+    values = [*typed.value_info, *typed.input, *typed.output]
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    return types | {tensor.name: tensor.data_type for tensor in typed.initializer}
+
+
 def simulate(file: Path, data_type: str) -> ModelProto:
     """Return the fp32 model in ``file`` with every weight and every node's result rounded to ``data_type``.
 

@@ -51,11 +51,6 @@ def least_opset(formats: Iterable[NumberFormat], data_type: str, opset: int) -> 
     return max(opset, HALF_OPSET if needed and data_type != "fp32" else 0, *needed)
 
 
-def float_type(data_type: str, formats: Sequence[NumberFormat]) -> str:
-    """Return the type of layers that are not quantized: fp32 if ``data_type`` is one of the student's formats."""
-    return "fp32" if data_type.strip().lower() in [format.value for format in formats] else data_type
-
-
 def check_half_scales(ranges: Sequence[Range], data_type: str) -> None:
     """Refuse scales that fp16 cannot represent.
 

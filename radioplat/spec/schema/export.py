@@ -57,7 +57,8 @@ class ExportConfig:
     batch_size: int = number(-1, at_least=-1)  # -1: dynamic
     dynamic_resolution: bool = False  # (+) the ONNX file accepts images of any size that is a multiple of the stride
     verbose: bool = False  # show the output of torch's exporter
-    # (+) number format of the file: fp32 | fp16 | bf16; default: gen_trt_engine.tensorrt.data_type
+    # (+) number format of the file: fp32 | fp16 | bf16; of a quantized student, of its other layers. Default:
+    # gen_trt_engine.tensorrt.data_type; beside quantized layers fp16, or bf16 where fp16 overflows
     data_type: str | None = None
     # (+) heads to export with the backbone, by teacher name; empty: none for onnx, all for other formats. timm has no
     # heads: for a RADIO ViT the class token of the teacher named here becomes timm's

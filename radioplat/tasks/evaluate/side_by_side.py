@@ -24,6 +24,7 @@ class Row:
         difference: from the first model that ran, by the names of :meth:`figures`, times 100 (percentage points).
         state: of an engine, evaluated now, see :mod:`radioplat.exporting.engines.engine_record`; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
+        milliseconds: of an engine: median latency of its smallest batch where it was built; None if unknown.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Row:
     difference: dict[str, float] = field(default_factory=dict, kw_only=True)
     state: str = field(default="", kw_only=True)
     kernels: dict[str, int] = field(default_factory=dict, kw_only=True)
+    milliseconds: float | None = field(default=None, kw_only=True)
 
     @property
     def ran(self) -> bool:
@@ -95,6 +97,7 @@ def side_by_side(models: Sequence[ListedModel], findings: Findings) -> list[Mode
             measured=findings.of_model(model.name),
             state=model.engine.state(model.evaluated is not None) if model.engine else "",
             kernels=model.engine.kernels if model.engine else {},
+            milliseconds=model.engine.milliseconds if model.engine else None,
             absent=model.absent,
         )
         for model in models
@@ -133,6 +136,7 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         "params, M": [None if row.params is None else f"{row.params / 1e6:.3f}" for row in rows],
         "MACs, M": [None if row.macs is None else f"{row.macs / 1e6:.1f}" for row in rows],
         **{title: cells for metric in METRICS for title, cells in metric.columns(rows).items()},
+        "ms": [None if row.milliseconds is None else f"{row.milliseconds:.3g}" for row in rows],
         "engine": [row.state or None for row in rows],
     }
     columns = {title: cells for title, cells in columns.items() if any(cell is not None for cell in cells)}
@@ -143,7 +147,7 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         note="In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
         "the mean centered cosine of the head to it (times 100 in brackets). Similarity: the same between the "
         "backbone's summary / map and the first model's. MB: on disk; a checkpoint is stored in fp32. "
-        "params, MACs: of the backbone.",
+        "params, MACs: of the backbone. ms: an engine's median latency for its smallest batch, where it was built.",
     )
 
 

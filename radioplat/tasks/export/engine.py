@@ -49,6 +49,7 @@ def _gen_trt_engine(spec: Spec) -> EngineReport:
         timing_cache=section.timing_cache,
         gpu_id=section.gpu_id,
         verbose=section.verbose,
+        latency_seconds=section.latency_seconds,
     )
 
 

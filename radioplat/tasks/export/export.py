@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from radioplat.errors import EngineError, SpecError
-from radioplat.exporting.onnx.export import OnnxReport, export_onnx
+from radioplat.exporting.onnx.export import OnnxReport, export_in_halves, export_onnx
 from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights
 from radioplat.models.model_kind import ModelKind
-from radioplat.models.quantized.quantizer import in_float
+from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.student.student import sequence_problems
 from radioplat.models.vision_model import open_model
 from radioplat.spec.checks.tasks.export import detector_export_problems, export_problems
@@ -68,7 +69,8 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
     needs = find_needs(spec, model, onnx_file(spec))
     # As in TAO: with force_ptq, weights trained by QAT without its scales, which cover too few tensors for DLA.
     with in_float(model) if config.force_ptq else contextlib.nullcontext():
-        report = export_onnx(
+        data_type = _float_type(spec, model)
+        report = (export_in_halves if data_type is None else partial(export_onnx, data_type=data_type))(
             model,
             onnx_file(spec),
             height=height or spec.dataset.img_size,
@@ -78,7 +80,6 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             opset=config.opset_version,
             tensorrt_version=config.tensorrt_version,
             adaptors=config.adaptors,
-            data_type=_float_type(spec),
             stored_weights=config.stored_weights,
             float_path=needs.floats,
             verbose=config.verbose,
@@ -86,10 +87,18 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
     return dataclasses.replace(report, side_files=write_side_files(spec, model, report, needs))
 
 
-def _float_type(spec: Spec) -> str:
-    """Return the data type of layers that are not quantized: ``export.data_type``, else the engine's."""
-    data_type = spec.export.data_type or spec.gen_trt_engine.tensorrt.data_type
-    return "fp32" if spec.export.data_type is None and data_type.strip().lower() in ACTIVATIONS else data_type
+def _float_type(spec: Spec, model: Any) -> str | None:
+    """Return the data type of layers that are not quantized: ``export.data_type``, else the engine's.
+
+    None: for a quantized student the fastest that it does not overflow in.
+    """
+    config, of_engine = spec.export, spec.gen_trt_engine.tensorrt.data_type.strip().lower()
+    if not quantizers(model):
+        return config.data_type or ("fp32" if of_engine in ACTIVATIONS else of_engine)
+    stated = (config.data_type or of_engine).strip().lower()
+    if stated not in ACTIVATIONS and (config.data_type or stated != "fp32"):
+        return stated
+    return "fp32" if config.force_ptq or config.cpu is not None else None  # ranges are measured in fp32
 
 
 def _export_kpi(report: OnnxReport | WeightsReport) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 from radioplat.common import terminal
 from radioplat.exporting.engines.build import EngineReport
@@ -65,11 +66,29 @@ def show_engine(report: EngineReport) -> None:
         "images": " x ".join(map(str, report.input_shape)) + f", {smallest} to {largest} at once, best {best}",
         "outputs": ", ".join(report.outputs),
         **_kernel_lines(report),
+        **_latency_lines(report.latency or {}),
     }
     for label, text in lines.items():
         terminal.say(textwrap.fill(f"  {label:<14}{text}", 118, subsequent_indent=" " * 16, break_long_words=False))
     for line in report.notes:
         terminal.say(f"note: {line}")
+    for line in (report.latency or {}).get("warnings", ()):
+        terminal.say(f"warning: {line}")
+
+
+def _latency_lines(latency: dict[str, Any]) -> dict[str, str]:
+    """Return a line with the milliseconds of each data type, and lines about those that were not measured."""
+    rows = latency.get("batches", {})
+    if not rows:
+        return {}
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    medians = {name: ", ".join(format(row[name]["p50"], ".3g") for row in rows.values()) for name in names}
+    texts = [f"{name} {values}" for name, values in medians.items()]
+    where = latency["cpu"] if latency["device"] == "cpu" else latency["device"]
+    lines = {"latency": f"{'; '.join(texts)} ms for {', '.join(rows)} images, the median on {where}"}
+    if missing := latency["not_measured"]:
+        lines["not measured"] = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+    return lines
 
 
 def _executed(report: EngineReport) -> str:
@@ -89,7 +108,8 @@ def _kernel_lines(report: EngineReport) -> dict[str, str]:
         rest = [f"{count} in {name}" for name, count in (covered.kernels or {}).items() if name != wanted]
         text = ", ".join([f"{share[0]} of {share[1]} convolution/GEMM in {wanted}", *rest])
     others = ", ".join(f"{count} {name}" for name, count in covered.others.items())
-    lines = {"kernels": text + (f"; products of activations: {others}" if others else "")}
+    text += f"; products of activations: {others}" if others else ""
+    lines = {"kernels": text + (f"; {report.layers} layers in all" if report.layers else "")}
     if wanted in ACTIVATIONS:
         quantized = sum(covered.quantized.values())
         lines["layers"] = f"{quantized} of {covered.eligible} quantized in the ONNX file"

@@ -158,6 +158,8 @@ def _bundled(
 ) -> Bundled:
     config, one = spec.gen_trt_engine.tensorrt, spec.gen_trt_engine.batch_size
     quantized = report.quantized
+    # TensorRT 8 chooses a type for each layer among those that it may use.
+    chosen = "fp16" if quantized and spec.export.data_type is None and report.data_type == "fp32" else report.data_type
     return Bundled(
         onnx_file=report.path,
         engine_file=floats or report.path,
@@ -171,7 +173,7 @@ def _bundled(
         mean=student.architecture.mean,
         std=student.architecture.std,
         version=spec.export.tensorrt_version,
-        data_type=report.data_type,
+        data_type=chosen,
         formats=quantized.formats if quantized else [],
         stored_weights=spec.export.stored_weights,
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from radioplat.common import collectives
+from radioplat.common.cpu_threads import cpu_name
 from radioplat.training.hooks.step_hook import StepHook
 
 _KEY = "kind"
+_UNITS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
 
 
 class SameHardware(StepHook):
@@ -48,14 +47,4 @@ def kind_of(device: torch.device) -> str:
     """Return what determines the arithmetic of this process: version of torch, GPU or CPU, and threads of a CPU."""
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
-    return f"torch {torch.__version__}, {_cpu()}, {torch.get_num_threads()} thread(s)"
-
-
-def _cpu() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    fields = dict(re.findall(r"^(model name|model|flags)\s*: (.*)$", text, re.M))
-    units = [unit for unit in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if unit in fields.get("flags", "").split()]
-    return f"{fields.get('model name', platform.machine())} ({', '.join([fields.get('model', '?'), *units])})"
+    return f"torch {torch.__version__}, {cpu_name(_UNITS)}, {torch.get_num_threads()} thread(s)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -49,6 +50,8 @@ def quantized_to(format, exported, images, folder):
     assert torch.cosine_similarity(a.summary, b.summary).min() > 0.98
     assert not torch.equal(a.summary, b.summary)
     assert [p.name for p in path.parent.iterdir()] == ["q.onnx"]
+    scales = {t.data_type for t in onnx.load(path).graph.initializer if "scale" in t.name}
+    assert onnx.TensorProto.FLOAT16 in scales, "the rest in fp16"
     with pytest.raises(EngineError, match="quantized already"):
         quantize_onnx(path, folder / "again.onnx", pixels)
 

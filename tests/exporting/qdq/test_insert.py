@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.build import build_engine
-from radioplat.exporting.onnx.export import export_onnx
+from radioplat.exporting.onnx.export import export_in_halves, export_onnx
 from radioplat.exporting.qdq.graph import DEQUANTIZE, QUANTIZE
 from radioplat.exporting.qdq.ranges import activation_scales
 from radioplat.models.quantized.architecture import LayerFormats
@@ -98,7 +99,7 @@ def test_the_graph_without_pairs_computes_in_floats(int8_vit, int8_vit_onnx):
     ("architecture", "formats", "data_type", "stored"),
     [
         (CNN, LayerFormats(), "fp16", TensorProto.INT8),
-        (VIT, LayerFormats("fp8", "fp8"), "FP8", TensorProto.FLOAT8E4M3FN),
+        (VIT, LayerFormats("fp8", "fp8"), "fp32", TensorProto.FLOAT8E4M3FN),
         (VIT, LayerFormats("int4", "int8"), "fp32", TensorProto.INT4),
         pytest.param(CNN, LayerFormats("int4", "fp8"), "bf16", TensorProto.FLOAT8E4M3FN, marks=pytest.mark.proof),
     ],
@@ -149,6 +150,25 @@ def test_a_scale_that_fp16_does_not_hold_is_named(tmp_path):
         student.backbone.blocks[0].mlp.fc1.input_quantizer.scale.fill_(1e-9)
     with pytest.raises(EngineError, match=r"blocks.0.mlp.fc1.input_quantizer is 1e-09, which fp16 cannot represent"):
         export_onnx(student, tmp_path / "q.onnx", height=SIZE, width=SIZE, batch_size=1, data_type="fp16")
+
+
+@pytest.mark.parametrize(
+    ("scale", "options", "data_type", "note"),
+    [
+        (None, {}, "fp16", ""),
+        (1e-9, {}, "bf16", "are not in fp16: the scale of .* is 1e-09, which fp16 cannot represent"),
+        (None, {"tensorrt_version": "8.6.1", "stored_weights": False}, "fp32", "reads ONNX up to operator set 17"),
+    ],
+)
+def test_layers_that_are_not_quantized_are_in_halves_where_that_is_possible(scale, options, data_type, note, tmp_path):
+    student = quantized_student(VIT, LayerFormats())
+    if scale:
+        with torch.no_grad():
+            student.backbone.blocks[0].mlp.fc1.input_quantizer.scale.fill_(scale)
+    report = export_in_halves(student, tmp_path / "q.onnx", height=SIZE, width=SIZE, batch_size=1, **options)
+    assert report.data_type == data_type and re.search(note, " ".join(report.notes))
+    code = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16, "fp32": TensorProto.FLOAT}[data_type]
+    assert {t.data_type for t in onnx.load(report.path).graph.initializer if t.name.endswith(".scale")} == {code}
 
 
 def test_a_student_with_quantized_weights_alone_ends_in_an_engine_that_multiplies_in_floats(tmp_path):

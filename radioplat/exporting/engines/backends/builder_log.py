@@ -50,6 +50,10 @@ class EngineLog:
         """Return the errors as single lines, without duplicates and messages about a missing GPU driver."""
         return readable(self.errors, limit)
 
+    def layer_count(self) -> int | None:
+        """Return the number of layers of the engine; None if the builder reports none."""
+        return sum(bool(_KERNEL.match(line)) for line in (self._layers or "").splitlines()) or None
+
     def kernel_list(self) -> list[Kernel] | None:
         """Return convolution, GEMM and attention kernels with their data types.
 

@@ -77,12 +77,15 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     )
 
 
-def open_session(source: Path | bytes, level: str, *, save_to: Path | None = None, verbose: bool = False):
+def open_session(
+    source: Path | bytes, level: str, *, save_to: Path | None = None, verbose: bool = False, times: str = ""
+):
     """Return an ``InferenceSession`` on the CPU.
 
     Args:
         level: of optimization: ``disable_all``, ``basic``, ``extended`` or ``all``.
         save_to: path for the optimized graph.
+        times: prefix of the path to write the times of all nodes to, at the session's ``end_profiling``; none if empty.
 
     Raises:
         EngineError: onnxruntime refuses the graph.
@@ -95,6 +98,8 @@ def open_session(source: Path | bytes, level: str, *, save_to: Path | None = Non
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{name}")
     options.log_severity_level = 1 if verbose else 3
     options.intra_op_num_threads = torch.get_num_threads()
+    if times:
+        options.enable_profiling, options.profile_file_prefix = True, times
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
     graph = str(source) if isinstance(source, Path) else source

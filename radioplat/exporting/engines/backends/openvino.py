@@ -27,7 +27,9 @@ UNSUPPORTED = NOT_FOR_CPUS
 # Its names of number formats, and ours.
 _FORMATS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+_FACTS = ("layerType", "runtimePrecision", "outputPrecisions", "originalLayersNames", "primitiveType")
 _PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "MatMul")
+_NO_WORK = ("Const", "Input", "Output")
 _ATTENTION = ("ScaledDotProductAttention", "MHA")
 _LENGTH = struct.Struct("<Q")
 
@@ -49,7 +51,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         model = openvino.Core().read_model(str(file.path))
         images = openvino.Dimension(batch[0], batch[2]) if batch[0] != batch[2] else batch[0]
         model.reshape(openvino.PartialShape([images, *shape]))
-        kernels = _kernels(compile_model(openvino, model, precision))
+        facts = layer_facts(compile_model(openvino, model, precision))
         with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
             path = Path(scratch) / "model.xml"
             openvino.save_model(model, str(path), compress_to_fp16=False)
@@ -64,7 +66,8 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         targets=[],
         input_shape=shape,
         batch=batch,
-        kernels=kernels,
+        kernels=_kernels(facts),
+        layers=sum(row["layerType"] not in _NO_WORK for row in facts.values()),
         notes=[f"what is not quantized is computed in {precision} at most, where the CPU has it"],
     )
 
@@ -88,14 +91,15 @@ def precision_hint(data_types: list[str]) -> str:
     return next((name for name in ("bf16", "fp16") if name in data_types), "fp32")
 
 
-def compile_model(openvino: Any, model: Any, precision: str) -> Any:  # noqa: ANN401
-    """Prepare a model for this CPU, with torch's number of threads."""
+def compile_model(openvino: Any, model: Any, precision: str, timed: bool = False) -> Any:  # noqa: ANN401
+    """Prepare a model for this CPU, with torch's number of threads; ``timed``: it measures its layers."""
     import torch
 
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": _HINTS[precision],
+        "PERF_COUNT": timed,
     }
     return openvino.Core().compile_model(model, "CPU", settings)
 
@@ -113,19 +117,33 @@ def unpacked(data: bytes) -> tuple[bytes, bytes]:
     return data[_LENGTH.size : end], data[end:]
 
 
-def _kernels(compiled: Any) -> list[Kernel] | None:  # noqa: ANN401
-    """Return the kernels that multiply, with the nodes of the ONNX file that each computes."""
-    kernels = []
+def layer_facts(compiled: Any) -> dict[str, dict[str, str]]:  # noqa: ANN401
+    """Return ``layerType``, ``runtimePrecision``, ``outputPrecisions``, ... of each layer, and ``reads``, by name."""
+    facts: dict[str, dict[str, str]] = {}
     for operation in compiled.get_runtime_model().get_ordered_ops():
         info = operation.get_rt_info()
-        kind = _text(info["layerType"])
-        if not kind.startswith((*_PRODUCTS, *_ATTENTION)):
-            continue
-        stated = {key: _text(info[key]) for key in ("runtimePrecision", "originalLayersNames") if key in info}
-        layers = tuple(name for name in stated.get("originalLayersNames", "").split(",") if name)
-        data_type = stated.get("runtimePrecision", "").lower()
-        own = "attention" if kind.startswith(_ATTENTION) else "conv_gemm"
-        kernels.append(Kernel(operation.get_friendly_name(), own, _FORMATS.get(data_type, data_type), layers))
+        row = {key: _text(info[key]) for key in _FACTS if key in info}
+        if operation.get_input_size():
+            before = operation.input(0).get_source_output().get_node().get_friendly_name()
+            row["reads"] = facts.get(before, {}).get("outputPrecisions", "")
+        facts[operation.get_friendly_name()] = row
+    return facts
+
+
+def our_format(names: str) -> str:
+    """Return our name of the first of OpenVINO's number formats ``names``, which commas separate."""
+    first = names.partition(",")[0].strip().lower()
+    return _FORMATS.get(first, first)
+
+
+def _kernels(layers: dict[str, dict[str, str]]) -> list[Kernel] | None:
+    """Return the kernels that multiply, with the nodes of the ONNX file that each computes."""
+    kernels = []
+    for friendly, facts in layers.items():
+        if facts["layerType"].startswith((*_PRODUCTS, *_ATTENTION)):
+            named = tuple(name for name in facts.get("originalLayersNames", "").split(",") if name)
+            kind = "attention" if facts["layerType"].startswith(_ATTENTION) else "conv_gemm"
+            kernels.append(Kernel(friendly, kind, our_format(facts.get("runtimePrecision", "")), named))
     return kernels or None
 
 

@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 
 from radioplat.errors import EngineError
-from radioplat.exporting.engines.backends.openvino import compile_model, load_openvino, precision_hint, unpacked
+from radioplat.exporting.engines.backends.openvino import (
+    compile_model,
+    layer_facts,
+    load_openvino,
+    our_format,
+    precision_hint,
+    unpacked,
+)
 from radioplat.exporting.engines.engine_runner import Run
+from radioplat.exporting.engines.interface import LayerTime
 
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:
     """Return the name of the device, and the function that runs one batch."""
-    openvino = load_openvino()
-    try:
-        graph, weights = unpacked(path.read_bytes())
-        model = openvino.Core().read_model(model=graph, weights=weights)
-        compiled = compile_model(openvino, model, precision_hint(record["types"]))
-    except Exception as error:  # its errors have no common base class
-        raise EngineError(f"OpenVINO cannot open it: {_line(error)}", where=str(path)) from error
+    compiled = _compiled(path, record)
     outputs = [output.get_any_name() for output in compiled.outputs]
     request = compiled.create_infer_request()
 
@@ -33,6 +35,35 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
         return dict(zip(outputs, values, strict=True))
 
     return "cpu", run
+
+
+def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndarray, calls: int) -> list[LayerTime]:
+    """Run ``images`` so many times; return the mean time of each layer, in the order of execution."""
+    compiled = _compiled(path, record, timed=True)
+    request, facts = compiled.create_infer_request(), layer_facts(compiled)
+    request.infer([images])  # the first call also allocates memory
+    total: dict[str, float] = {}
+    for _ in range(calls):
+        request.infer([images])
+        for row in request.profiling_info:
+            total[row.node_name] = total.get(row.node_name, 0.0) + row.real_time.total_seconds()
+    rows = []
+    for name, seconds in total.items():
+        of_layer = facts.get(name, {})
+        reads, writes = (our_format(of_layer.get(key, "")) for key in ("reads", "outputPrecisions"))
+        if seconds:
+            rows.append(LayerTime(name, of_layer.get("layerType", ""), 1000 * seconds / calls, reads, writes))
+    return rows
+
+
+def _compiled(path: Path, record: dict[str, Any], timed: bool = False) -> Any:  # noqa: ANN401
+    openvino = load_openvino()
+    try:
+        graph, weights = unpacked(path.read_bytes())
+        model = openvino.Core().read_model(model=graph, weights=weights)
+        return compile_model(openvino, model, precision_hint(record["types"]), timed)
+    except Exception as error:  # its errors have no common base class
+        raise EngineError(f"OpenVINO cannot open it: {_line(error)}", where=str(path)) from error
 
 
 def _line(error: Exception) -> str:

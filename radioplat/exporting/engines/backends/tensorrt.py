@@ -22,7 +22,7 @@ from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEn
 from radioplat.exporting.engines.library import TENSORRT, load_tensorrt
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.engines.targets import WHERE, requirement, unsupported_type
-from radioplat.spec.resolved.number_formats import DATA_TYPES
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES
 
 _INSTALL = "Install one: pip install tensorrt (NVIDIA's index), or use gen_trt_engine.backend=tensorrt_rtx."
 
@@ -40,7 +40,9 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
     with reporting(log, file.path):
         build = start_build(trt, log, file, request, network_flags(trt, calibrated))
         if not is_typed(trt, calibrated):
-            for name in data_types:
+            # Beside INT8 and FP8 also fp16, without which all other layers are in fp32.
+            halves = ["fp16"] if set(data_types) & set(ACTIVATIONS) else []
+            for name in dict.fromkeys([*data_types, *halves]):
                 _allow(trt, build, name)
         alive = set_ranges(build, request, file) if calibrated else None
         timings = _read_timings(build, request.timing_cache)
@@ -56,6 +58,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         input_shape=build.shape,
         batch=build.batch,
         kernels=log.kernel_list(),
+        layers=log.layer_count(),
     )
 
 

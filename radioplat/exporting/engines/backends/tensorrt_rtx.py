@@ -53,6 +53,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         input_shape=build.shape,
         batch=build.batch,
         kernels=log.kernel_list(),
+        layers=log.layer_count(),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog, readable
 from radioplat.exporting.engines.backends.network import make_logger
 from radioplat.exporting.engines.engine_runner import Run
+from radioplat.exporting.engines.interface import LayerTime
 from radioplat.exporting.engines.library import RTX, TENSORRT, cuda_driver, load_tensorrt
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:
@@ -20,6 +24,58 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     Raises:
         EngineError: no library, driver or GPU for this engine.
     """
+    import torch
+
+    trt, runtime, engine = _open(path, record, gpu_id)
+    context = _context(engine, path)
+    return torch.cuda.get_device_name(gpu_id), _runner(trt, runtime, engine, context, f"cuda:{gpu_id}", path)
+
+
+def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndarray, calls: int) -> list[LayerTime]:
+    """Run ``images`` so many times; return the mean time of each layer, in the order of execution.
+
+    Raises:
+        EngineError: as :func:`open_session`.
+    """
+    trt, runtime, engine = _open(path, record, gpu_id)
+    context = _context(engine, path)
+    run = _runner(trt, runtime, engine, context, f"cuda:{gpu_id}", path)
+    run(images)
+    total: dict[str, float] = {}
+
+    class Times(trt.IProfiler):  # type: ignore[name-defined]
+        """Adds up what TensorRT reports after each call."""
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            total[layer_name] = total.get(layer_name, 0.0) + ms
+
+    context.profiler = times = Times()
+    for _ in range(calls):
+        run(images)
+    del times
+    listed = json.loads(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+    # Names alone, if the engine was built without detailed profiling.
+    facts = {layer["Name"]: layer for layer in listed.get("Layers", []) if isinstance(layer, dict)}
+    return [
+        LayerTime(
+            name,
+            str(facts.get(name, {}).get("LayerType", "")),
+            milliseconds / calls,
+            *(_format(facts.get(name, {}).get(side)) for side in ("Inputs", "Outputs")),
+        )
+        for name, milliseconds in total.items()
+    ]
+
+
+def _format(tensors: list[dict[str, Any]] | None) -> str:
+    """Return our name of the data type of the first of an inspected layer's tensors: the first word of its format."""
+    text = str((tensors or [{}])[0].get("Format/Datatype", ""))
+    names = {row.log_name.lower(): row.name for row in DATA_TYPES.values() if row.log_name}
+    return next((name for word, name in names.items() if text.lower().startswith(word)), text)
+
+
+def _open(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[ModuleType, Any, Any]:
+    """Return the library, the runtime that must stay alive with the engine, and the engine."""
     import torch
 
     trt = load_tensorrt(RTX if record["library"] == "tensorrt_rtx" else TENSORRT)
@@ -36,7 +92,14 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     if not torch.cuda.is_available():
         hint = "Install torch built for CUDA."
         raise EngineError("torch finds no GPU, and it copies images and features", where=str(path), hint=hint)
-    return torch.cuda.get_device_name(gpu_id), _runner(trt, runtime, engine, f"cuda:{gpu_id}", path)
+    return trt, runtime, engine
+
+
+def _context(engine: Any, path: Path) -> Any:  # noqa: ANN401
+    context = engine.create_execution_context()
+    if context is None:
+        raise EngineError("the GPU has not enough memory for the engine", where=str(path), hint="Free memory on it.")
+    return context
 
 
 def check_gpu(record: dict[str, Any], capability: tuple[int, int], where: str) -> None:
@@ -83,12 +146,9 @@ def cannot_load(record: dict[str, Any], version: str, errors: list[str], driver:
     return EngineError(f"{record['library']} cannot load the engine: {reasons}", where=where, hint=hint)
 
 
-def _runner(trt, runtime, engine, device: str, path: Path) -> Run:
+def _runner(trt, runtime, engine, context, device: str, path: Path) -> Run:
     import torch
 
-    context = engine.create_execution_context()
-    if context is None:
-        raise EngineError("the GPU has not enough memory for the engine", where=str(path), hint="Free memory on it.")
     names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
     outputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
     (images_name,) = [name for name in names if name not in outputs]
