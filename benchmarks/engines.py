@@ -48,7 +48,10 @@ FAMILIES = {
     "convnext_atto": StudentArchitecture("convnext_atto", {"ls_init_value": None}, img_size=SIZE),
 }
 VITS = ("vit_tiny", "vit_small")
-TWO_BLOCKS = StudentArchitecture("vit_tiny_patch16_224", {**FIXED, "depth": 2}, img_size=SIZE)
+SMALL = 64
+TWO_BLOCKS = StudentArchitecture(
+    "radio_vit_tiny_patch16", {"depth": 2}, cpe_max_size=SMALL, register_multiple=4, img_size=SMALL
+)
 FLOATS = ("fp32", "fp16", "bf16")
 CALIBRATION, HELD_OUT = 8, 4  # crops of each photograph
 
@@ -137,7 +140,7 @@ def write_with_branches(student: Student, path: Path) -> None:
 def rtx_layers(home: Path) -> int | None:
     """Return the number of layers that TensorRT for RTX makes of an INT8 ViT of two blocks; None if it is not here."""
     save_model(drawn(TWO_BLOCKS), home / "student")
-    images = {"train_dataset": {"images_dir": str(home.parent / "images")}, "img_size": SIZE, "batch_size": 8}
+    images = {"train_dataset": {"images_dir": str(home.parent / "images")}, "img_size": SMALL, "batch_size": 8}
     spec: dict[str, Any] = {"dataset": images, "quantize": {"checkpoint": str(home / "student")}}
     try:
         radioplat("quantize", home, spec)

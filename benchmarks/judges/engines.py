@@ -3,8 +3,8 @@
 ``python -m benchmarks.judges.engines FOLDER [--rounds 3] [--seconds 2]``. ``FOLDER`` has a folder for each family with
 ``fp32.engine``, ``fp16.engine`` and ``int8.engine``, files of the backend ``openvino``: the length of the XML (8 bytes,
 little endian), the XML, the weights. Beside ``int8.engine`` lies its record, ``int8.engine.json``. ``benchmark_app``
-runs them in turn with one request, one image, and the precision hint of the name (int8: that of what is not
-quantized, from the record); the median over the rounds of its median counts. ``branches.onnx``, where a family has it,
+runs them in turn with one request, one image, and the precision hint of the name (int8: bf16 on a CPU with AMX, else
+f32); the median over the rounds of its median counts. ``branches.onnx``, where a family has it,
 is the same network without fused branches.
 
 ``images.npy``, uint8 ``[N, 3, H, W]``, of the folder or of a family: the cosine of the features of ``int8.engine`` with
@@ -51,7 +51,7 @@ def main() -> None:
 def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, float]:
     """Measure one family."""
     record = json.loads((family / "int8.engine.json").read_text())
-    rest = next(name for name in ("bf16", "fp16", "fp32") if name in [*record["types"], "fp32"])
+    rest = "bf16" if "amx_bf16" in Path("/proc/cpuinfo").read_text() else "fp32"
     able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     sides: dict[str, tuple[Path, str]] = {"int8": (unpacked(family / "int8.engine"), HINTS[rest])}
     for name, hint in HINTS.items():

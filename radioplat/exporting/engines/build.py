@@ -157,8 +157,7 @@ def _write(
         typed = read_onnx(write_in_fp32(file.path, scratch / f"fp32.{file.path.name}"))
     if config.layers_precision:
         typed, notes = set_precisions(typed, config.layers_precision, scratch)
-    computed = typed if backend is EngineBackend.onnxruntime else file  # openvino computes the rest in the file's type
-    types = [*_types(computed, data_type), *precisions_of(config.layers_precision)]
+    types = [*_types(typed, data_type), *precisions_of(config.layers_precision)]
     built: BuiltEngine = importlib.import_module(_BACKENDS[backend]).build(typed, request, types)
     built = dataclasses.replace(built, notes=[*notes, *built.notes])
     seconds = round(time.monotonic() - start, 3)

@@ -62,6 +62,8 @@ class EngineRunner:
             filled = np.concatenate([part, np.repeat(part[-1:], missing, axis=0)]) if missing else part
             features = self._run(np.ascontiguousarray(filled))
             parts.append({name: value[: len(part)] for name, value in features.items()})
+        if len(parts) == 1:
+            return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
 
     def _check(self, images: np.ndarray) -> None:

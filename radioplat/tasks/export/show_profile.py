@@ -66,8 +66,9 @@ def show(measured: Profile) -> None:
     """Print the latency, the layers by time, and what would help."""
     times, record = measured.latency, measured.record
     images = f"{measured.batch} image{'s' if measured.batch > 1 else ''}"
+    kind = f"{record['data_type']}, {record['library']} {record['version']}"
     terminal.say(
-        f"{measured.engine} ({record['data_type']}, {record['library']} {record['version']}) on {measured.device}: {images} "
+        f"{measured.engine} ({kind}) on {measured.device}: {images} "
         f"in {times.p50:.3g} ms (p90 {times.p90:.3g}, p99 {times.p99:.3g}; {times.calls} calls)"
     )
     if not times.steady:

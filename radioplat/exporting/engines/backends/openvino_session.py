@@ -22,13 +22,25 @@ from radioplat.exporting.engines.interface import LayerTime
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:
     """Return the name of the device, and the function that runs one batch."""
-    compiled = _compiled(path, record)
-    outputs = [output.get_any_name() for output in compiled.outputs]
-    request = compiled.create_infer_request()
+    opened: dict[int | None, Any] = {None: _compiled(path, record)}
+    outputs = [output.get_any_name() for output in opened[None].outputs]
+    requests: dict[int | None, Any] = {}
+
+    def request_for(size: int) -> Any:  # noqa: ANN401
+        """Return a request; for the sizes of the record it is compiled for that size alone, which is faster."""
+        own = size if size in record["batch"] else None
+        if own not in requests:
+            if own not in opened:
+                opened[own] = _compiled(path, record, size=own)
+            requests[own] = opened[own].create_infer_request()
+        return requests[own]
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         try:
-            request.infer([images], share_inputs=True)
+            request = request_for(len(images))
+            request.infer([images], share_inputs=True, share_outputs=True)
+        except EngineError:
+            raise
         except Exception as error:
             raise EngineError(f"OpenVINO failed: {_line(error)}", where=str(path)) from error
         values = (np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(outputs)))
@@ -39,7 +51,7 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
 
 def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndarray, calls: int) -> list[LayerTime]:
     """Run ``images`` so many times; return the mean time of each layer, in the order of execution."""
-    compiled = _compiled(path, record, timed=True)
+    compiled = _compiled(path, record, timed=True, size=len(images))
     request, facts = compiled.create_infer_request(), layer_facts(compiled)
     request.infer([images])  # the first call also allocates memory
     total: dict[str, float] = {}
@@ -56,11 +68,14 @@ def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndar
     return rows
 
 
-def _compiled(path: Path, record: dict[str, Any], timed: bool = False) -> Any:  # noqa: ANN401
+def _compiled(path: Path, record: dict[str, Any], timed: bool = False, size: int | None = None) -> Any:  # noqa: ANN401
+    """Prepare the engine for any batch size, or for ``size`` alone."""
     openvino = load_openvino()
     try:
         graph, weights = unpacked(path.read_bytes())
         model = openvino.Core().read_model(model=graph, weights=weights)
+        if size is not None:
+            model.reshape([size, *record["input_shape"]])
         return compile_model(openvino, model, precision_hint(record["types"]), timed)
     except Exception as error:  # its errors have no common base class
         raise EngineError(f"OpenVINO cannot open it: {_line(error)}", where=str(path)) from error
