@@ -85,6 +85,15 @@ def quantize(args: argparse.Namespace) -> None:
     show(run(args.spec, args.overrides, progress=True))
 
 
+def sensitivity(args: argparse.Namespace) -> None:
+    """Measure how much each layer of a student loses if it is quantized, in INT8, FP8 and W4A8."""
+    from radioplat.spec.loading.load import load_spec
+    from radioplat.tasks.quantize.sensitivity import sensitivity as run
+    from radioplat.tasks.quantize.sensitivity import show
+
+    show(run(load_spec(args.spec, args.overrides)))
+
+
 def compress(args: argparse.Namespace) -> None:
     """Run compress.stages with gates: prune, low_rank, quantize, retrain, evaluate, export, engine."""
     from radioplat.tasks.compress.compress import compress as run

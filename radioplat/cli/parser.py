@@ -130,6 +130,7 @@ TASKS = {
     "prune": Command(commands.prune),
     "low_rank": Command(commands.low_rank),
     "quantize": Command(commands.quantize),
+    "sensitivity": Command(commands.sensitivity),
     "compress": Command(commands.compress),
     "export": Command(commands.export),
     "gen_trt_engine": Command(commands.gen_trt_engine),

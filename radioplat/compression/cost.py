@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-import statistics
-import timeit
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-
-ROUNDS = 15
 
 
 @dataclass(frozen=True)
@@ -21,7 +17,7 @@ class Cost:
     Attributes:
         params: number of parameters.
         macs: multiply-accumulates of matrix products and convolutions.
-        latency: median seconds on this machine with a batch of one; None if it was not measured.
+        latency: median seconds of its engine on this machine for one image; None if it was not measured.
     """
 
     params: int
@@ -29,19 +25,10 @@ class Cost:
     latency: float | None = None
 
 
-def cost_of(backbone: nn.Module, img_size: int, timed: bool = False) -> Cost:
-    """Count, and if ``timed`` measure, ``backbone`` on an image of ``img_size`` pixels."""
+def cost_of(backbone: nn.Module, img_size: int) -> Cost:
+    """Count parameters and operations of ``backbone`` on an image of ``img_size`` pixels."""
     params = sum(p.numel() for p in backbone.parameters())
     shadow = copy.deepcopy(backbone).to("meta").eval().requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         shadow(torch.empty(1, 3, img_size, img_size, device="meta"))
-    return Cost(params, counter.get_total_flops() // 2, _seconds(backbone, img_size) if timed else None)
-
-
-@torch.no_grad()
-def _seconds(backbone: nn.Module, img_size: int) -> float:
-    image, training = torch.zeros(1, 3, img_size, img_size), backbone.training
-    backbone.eval()
-    seconds = timeit.repeat(lambda: backbone(image), number=1, repeat=ROUNDS)
-    backbone.train(training)
-    return statistics.median(seconds[ROUNDS // 3 :])
+    return Cost(params, counter.get_total_flops() // 2)

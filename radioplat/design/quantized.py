@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
+from radioplat.models.quantized.additions import NAME as ADDITIONS
 from radioplat.models.quantized.quantizer import Quantizer, quantizers
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.precision import precision_of
@@ -35,7 +36,7 @@ def count_quantizers(student: Student) -> str:
     kinds = {
         "weights": _of(by_name, ".weight_quantizer"),
         "activations": _of(by_name, ".input_quantizer"),
-        "residual branches": _of(by_name, ".residual_quantizer"),
+        "residual branches": [q for n, q in by_name.items() if n.endswith(".residual_quantizer") or ADDITIONS in n],
     }
     parts = [f"{len(some)} on {kind} ({_formats(some)})" for kind, some in kinds.items() if some]
     skipped = f"; {len(quantization.skipped)} layers stay float" if quantization.skipped else ""

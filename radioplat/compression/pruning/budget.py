@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from radioplat.compression.cost import Cost, cost_of
+from radioplat.compression.cost import Cost
 from radioplat.errors import SpecError
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.schema.prune import PruneBudget, PruneConfig
@@ -14,23 +14,26 @@ STEPS = 7  # bisections of the amount: to within 1 %
 
 
 def within_budget(
-    model: VisionModel, config: PruneConfig, prune: Callable[[PruneConfig], VisionModel]
+    model: VisionModel,
+    config: PruneConfig,
+    prune: Callable[[PruneConfig], VisionModel],
+    cost: Callable[[VisionModel], Cost],
 ) -> tuple[VisionModel, PruneConfig]:
     """Return the model pruned by the smallest ``amount`` that keeps ``config.budget``, and ``config`` with it.
 
     Args:
         prune: returns a smaller copy of ``model``.
+        cost: of a model, with its latency if the budget has one.
 
     Raises:
         SpecError: not even the largest amount keeps the budget.
     """
-    timed = config.budget.latency is not None
-    before = cost_of(model.backbone, model.architecture.img_size, timed)
+    before = cost(model)
     low, high, amount, best = 0.0, 0.99, 0.99, None  # the largest amount first
     for _ in range(STEPS + 1):
         candidate = replace(config, amount=amount)
         small = prune(candidate)
-        if keeps(config.budget, before, cost_of(small.backbone, model.architecture.img_size, timed)):
+        if keeps(config.budget, before, cost(small)):
             best, high = (small, candidate), amount
         elif best is None:
             break

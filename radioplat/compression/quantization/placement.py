@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from radioplat.errors import Problem, SpecError
-from radioplat.models.quantized.architecture import LayerFormats, Quantization
+from radioplat.models.quantized.architecture import NOT_CALLED, LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.residual_quantizer import has_identity_branch
 from radioplat.models.vision_model import VisionModel
@@ -60,7 +60,7 @@ def place(student: VisionModel, config: QuantizeConfig, used: set[str]) -> Quant
         elif not can_be_quantized(layer):
             skipped[name] = f"{type(layer).__name__} has no quantized form"
         elif name not in used:
-            skipped[name] = "no image reaches it, or the model reads its weight without calling it"
+            skipped[name] = NOT_CALLED
         else:
             layers[name] = LayerFormats(weights, activations, config.per_channel)
     if not layers:
@@ -81,10 +81,24 @@ def _residuals(
     for name, block in student.named_modules():
         if not has_identity_branch(block) or any(_matches(student, name, p) for p in config.skip_names):
             continue
+        if getattr(block, "se", None) is not None and hasattr(block, "downsample"):
+            continue  # a ResNet block that adds what squeeze-and-excitation makes of its convolution
         inner = [n for n, m in block.named_modules() if isinstance(m, KINDS) and n.split(".")[0] not in _SIDE_BRANCHES]
         formats = layers.get(f"{name}.{inner[-1]}") if inner else None
         if formats is not None and formats.activations is not None:
             yield name, formats.activations
+
+
+def keeps_additions(student: VisionModel, name: str, placement: Quantization, config: QuantizeConfig) -> bool:
+    """Return whether the additions in the forward of block ``name`` stay as they are.
+
+    They do in blocks whose identity branch is rounded, that ``quantize.skip_names`` names, that are quantized already,
+    and in the model itself, whose forward others may not call.
+    """
+    settled = tuple(prefix for prefix in student.architecture.quantizations if prefix)
+    if name.count(".") < 2 or name.startswith(settled) or any(_matches(student, name, p) for p in config.skip_names):
+        return True
+    return any(f"{name}.".startswith(f"{block}.") for block in placement.residuals)
 
 
 _SIDE_BRANCHES = ("downsample", "se")  # children of a block that are not on its main branch

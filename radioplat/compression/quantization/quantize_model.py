@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radioplat.compression.quantization.calibrate import calibrate
+from radioplat.compression.quantization.calibrate import WEIGHT, calibrate
 from radioplat.compression.quantization.equalize import equalize
+from radioplat.compression.quantization.find_additions import find_additions
 from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
-from radioplat.compression.quantization.placement import place
+from radioplat.compression.quantization.placement import keeps_additions, place
 from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
+from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.schema.quantize import QuantizeConfig
 
@@ -79,11 +81,21 @@ def quantize_model(
     if not pairs:
         folded = copy.deepcopy(fused)
     placement = place(folded, config, used_layers(folded, lambda: folded.run_all(noise)))
-    placement = replace(placement, folded=[list(pair) for pair in pairs])
+    additions = find_additions(
+        folded,
+        placement.layers,
+        lambda name: keeps_additions(folded, name, placement, config),
+        lambda: folded.run_all(noise),
+    )
+    placement = replace(placement, folded=[list(pair) for pair in pairs], additions=additions)
     unfolded = [(conv, norm) for conv, norm in following_norms(folded, noise) if conv in placement.layers]
     equalized = equalize(folded, noise) if config.equalize and not settled else []
     made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)
     load_folded(made, folded)
+    shared = shared_scales(made, lambda: made.run_all(noise), settled)
+    for name, leader in shared.items():
+        made.get_submodule(name).follow(made.get_submodule(leader))
+    made.architecture = fused.architecture.with_quantization(replace(placement, shared=shared))
 
     def run(model: Any) -> None:
         for images in batches:
@@ -117,7 +129,39 @@ def used_layers(model: nn.Module, run: Callable[[], object]) -> set[str]:
     return called
 
 
+def shared_scales(model: nn.Module, run: Callable[[], object], settled: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the quantizers that read the same tensor as another of the same format, which is called first, by name.
+
+    Args:
+        run: runs images through the model.
+        settled: prefixes of quantizers that keep their scales.
+    """
+    reads: dict[str, list[tuple]] = {}
+    alive = []  # so that no address is used again
+    with contextlib.ExitStack() as hooks:
+
+        def note(quantizer: Quantizer, name: str, x: torch.Tensor) -> None:
+            """Note the place in memory of what a quantizer reads, and how often it was changed in place."""
+            alive.append(x)
+            reads.setdefault(name, []).append((x.data_ptr(), x.numel(), x._version, quantizer.format))
+
+        for name, quantizer in quantizers(model).items():
+            if not name.endswith(WEIGHT) and not name.startswith(settled):
+                hook = quantizer.register_forward_pre_hook(lambda q, args, name=name: note(q, name, args[0]))
+                hooks.callback(hook.remove)
+        with in_float(model):  # a rounded tensor would be a copy
+            run()
+    leaders: dict[tuple, str] = {}
+    shared: dict[str, str] = {}
+    for name, places in reads.items():
+        # Backbone, heads and the rest of a detector are described apart.
+        leader = leaders.setdefault((name.partition(".")[0], *places), name)
+        if leader != name:
+            shared[name] = leader
+    return shared
+
+
 def load_folded(quantized: nn.Module, folded: nn.Module) -> None:
     """Load the weights of ``folded``, which has no new quantizers, into ``quantized``."""
     missing, unexpected = quantized.load_state_dict(folded.state_dict(), strict=False)
-    assert not unexpected and all(name.endswith("quantizer.scale") for name in missing), (missing, unexpected)
+    assert not unexpected and {*missing} <= {f"{name}.scale" for name in quantizers(quantized)}, (missing, unexpected)

@@ -24,7 +24,7 @@ from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.features import Features
-from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.quantized.quantizer import count_scales, quantizers
 from radioplat.models.student.checkpoint import is_checkpoint, load_student
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.models.vision_model import weight_files
@@ -146,7 +146,7 @@ def _of_checkpoint(spec: Spec, entry: ModelEntry, where: str, field: str, device
     if problems := list(size_problems(architecture, {"dataset.val_img_size": size})):
         raise SpecError(*problems)
     cost = cost_of(student.backbone, size)
-    cost = replace(cost, params=cost.params - sum(q.scale.numel() for q in quantizers(student.backbone).values()))
+    cost = replace(cost, params=cost.params - count_scales(student.backbone))
     student = in_precision(student, getattr(torch, DATA_TYPES[precision.value].torch_type)).to(device)
     kind = f"torch fake-quant {'/'.join(formats)}" if formats else f"torch {precision.value}"
     encode = _finite(student_encoder(student), field, kind)

@@ -7,13 +7,26 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
-from radioplat.exporting.deploy import infer_onnxruntime
+from radioplat.exporting.deploy import infer_onnxruntime, infer_tensorrt
 from radioplat.exporting.deploy.trtexec import arguments, script
 
-PREPROCESSING, BUILD, INFER = "preprocessing.json", "build_engine.sh", "infer_onnxruntime.py"
+PREPROCESSING, BUILD, VERIFY, SAMPLE = "preprocessing.json", "build_engine.sh", "verify.sh", "sample.npz"
+SCRIPTS = (infer_onnxruntime, infer_tensorrt)
+SAMPLED = 2  # images in the sample
+_VERIFY = """#!/usr/bin/env bash
+# Build an engine on this machine, compare its features with those of the ONNX file, and measure its latency.
+# The last line on stdout is one JSON object. Further arguments go to trtexec.
+set -euo pipefail
+cd "$(dirname "$0")"
+./build_engine.sh "$@" >&2
+exec "${PYTHON:-python3}" infer_tensorrt.py --verify
+"""
 
 
 @dataclass(frozen=True)
@@ -76,9 +89,15 @@ def write_bundle(folder: Path, content: Bundled) -> Path:
                 with written_aside(folder / file.name) as aside:
                     shutil.copyfile(file, aside)
         _write(folder / PREPROCESSING, json.dumps(_preprocessing(content), indent=1))
-        _write(folder / INFER, Path(infer_onnxruntime.__file__).read_text(encoding="utf-8"))
-        _write(folder / BUILD, script(command, content.version))
-        (folder / BUILD).chmod(0o755)
+        for module in SCRIPTS:
+            source = Path(str(module.__file__))
+            _write(folder / source.name, source.read_text(encoding="utf-8"))
+        for name, text in ((BUILD, script(command, content.version)), (VERIFY, _VERIFY)):
+            _write(folder / name, text)
+            (folder / name).chmod(0o755)
+        with written_aside(folder / SAMPLE) as aside, aside.open("wb") as opened:
+            arrays: dict[str, Any] = _sample(content)
+            np.savez(opened, **arrays)
     except OSError as error:
         raise EngineError(f"cannot write here: {error.strerror}", where="export.bundle") from error
     return folder
@@ -87,6 +106,31 @@ def write_bundle(folder: Path, content: Bundled) -> Path:
 def _write(path: Path, text: str) -> None:
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def _sample(content: Bundled) -> dict[str, np.ndarray]:
+    """Return images, uint8, and the features that onnxruntime computes of them with ``onnx_file``.
+
+    It computes none in bf16: then there are no features, and ``verify.sh`` measures the latency alone.
+    """
+    import onnxruntime
+
+    (name, shape), *_ = content.inputs.items()
+    count = shape[0] if isinstance(shape[0], int) else SAMPLED
+    coarse = np.random.default_rng(0).integers(0, 256, (count, 3, 8, 8), np.uint8)
+    height, width = content.size
+    rows, columns = (np.arange(side) * 8 // side for side in (height, width))
+    images = coarse[:, :, rows][:, :, :, columns]  # areas of one colour: noise has little that a network responds to
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(content.onnx_file), options, providers=["CPUExecutionProvider"])
+        values = session.run(None, {name: images.astype(np.float32) / 255})
+    except Exception:  # noqa: BLE001 - its errors have no common base class
+        return {"images": images}
+    outputs = [output.name for output in session.get_outputs()]
+    return {"images": images, **dict(zip(outputs, values, strict=True))}
 
 
 def _shapes(content: Bundled) -> dict[str, list[list[int]]]:
@@ -104,6 +148,7 @@ def _preprocessing(content: Bundled) -> dict:
     dynamic = not isinstance(shape[2], int)
     return {
         "onnx": content.onnx_file.name,
+        "engine": f"{content.engine_file.stem}.engine",
         "input": {
             "name": name,
             "shape": list(shape),

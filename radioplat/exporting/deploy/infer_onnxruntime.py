@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent
@@ -47,6 +46,8 @@ def main() -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    import onnxruntime  # not at the top: infer_tensorrt.py takes `prepare` from here
+
     session = onnxruntime.InferenceSession(args.model, providers=onnxruntime.get_available_providers())
     names, fixed = [output.name for output in session.get_outputs()], entry["batch"]
     features: dict[str, list[np.ndarray]] = {name: [] for name in names}

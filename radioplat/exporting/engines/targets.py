@@ -11,6 +11,7 @@ from radioplat.exporting.engines.interface import SECTION
 from radioplat.spec.resolved.number_formats import DATA_TYPES, DataType
 
 AUTO = ("SM86", "SM89", "SM120")
+ORIN = "SM87"
 WHERE = f"{SECTION}.tensorrt.compute_capabilities"
 
 
@@ -45,7 +46,8 @@ def choose_targets(
         if name.lower() == "auto":
             chosen += [gpu for gpu in AUTO if gpu in known and not unsupported_type(gpu, data_types)]
         elif name.upper() not in known:
-            raise EngineError(f"{builder} does not support a GPU {name!r}", where=WHERE, hint=hint)
+            more = " For a Jetson Orin export a bundle and build there: docs/jetson.md." if name.upper() == ORIN else ""
+            raise EngineError(f"{builder} does not support a GPU {name!r}", where=WHERE, hint=hint + more)
         elif unsupported := unsupported_type(name.upper(), data_types):
             raise EngineError(
                 f"{name.upper()} has no {unsupported.name.upper()} arithmetic: {requirement(unsupported)}",

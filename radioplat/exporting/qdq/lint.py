@@ -208,7 +208,7 @@ def _quantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
     different = [other for other in siblings if not same_scale(graph, node, other)]
     if siblings and siblings[0] is node and different:
         message = f"{name_of(different[0])} quantizes the same tensor by another scale, so it is written twice"
-        yield Finding(name, "two-scales", message, ADVICE)
+        yield Finding(name, "two-scales", message)
     if before is None or before.op_type not in CONVOLUTIONS:
         return
     if not all(_has_one_consumer(graph, name) for name in (source, *(step.output[0] for step in passed))):

@@ -12,7 +12,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.qdq.insert import HALF_OPSET
 from radioplat.exporting.qdq.lint import LintReport
 from radioplat.exporting.qdq.ranges import FILE, Range, write_ranges
-from radioplat.models.quantized.architecture import Quantization
+from radioplat.models.quantized.architecture import NOT_CALLED, Quantization
 from radioplat.models.quantized.fake_quantize import NumberFormat
 
 LINT_FILE = "lint.json"
@@ -71,7 +71,10 @@ def check_half_scales(ranges: Sequence[Range], data_type: str) -> None:
 def student_floats(model: object) -> list[str]:
     """Return patterns of the layers of a quantized student or detector that are in floats; none for other models."""
     parts = _quantizations(model)
-    return [pattern for prefix, how in parts for name in how.skipped for pattern in _uses(prefix + name)]
+    names = [(prefix + name, why) for prefix, how in parts for name, why in how.skipped.items()]
+    # A weight that a module reads without calling the layer is multiplied under the name of that module.
+    names += [(name.rpartition(".")[0], why) for name, why in names if why == NOT_CALLED]
+    return [pattern for name, _ in names for pattern in _uses(name)]
 
 
 def student_weight_only(model: object) -> list[str]:

@@ -10,9 +10,13 @@ from torch import nn
 
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import drop_norm
+from radioplat.models.quantized.additions import quantize_additions
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.layers import quantize_layer
+from radioplat.models.quantized.quantizer import Quantizer
 from radioplat.models.quantized.residual_quantizer import quantize_residual
+
+NOT_CALLED = "no image reaches it, or the model reads its weight without calling it"  # why a layer stays float
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class Quantization:
         folded: pairs (convolution, BatchNorm); the convolution gets a bias, and the BatchNorm is removed.
         relu6: activations that are ReLU6 instead of ReLU.
         skipped: linear layers and convolutions that stay float, and why.
+        additions: formats of operands of additions, by block and place; see
+            :mod:`radioplat.models.quantized.additions`.
+        shared: quantizers that use the scale of another, which rounds the same tensor, by name.
     """
 
     layers: dict[str, LayerFormats] = field(default_factory=dict)
@@ -46,6 +53,8 @@ class Quantization:
     folded: list[list[str]] = field(default_factory=list)
     relu6: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    additions: dict[str, dict[str, str]] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_plain(cls, raw: dict[str, Any]) -> Quantization:
@@ -56,7 +65,8 @@ class Quantization:
         """
         how = cls(**{**raw, "layers": {name: LayerFormats(**formats) for name, formats in raw["layers"].items()}})
         parts = [part for layer in how.layers.values() for part in (layer.weights, layer.activations)]
-        for format in {*parts, *how.residuals.values()} - {None}:
+        added = [format for places in how.additions.values() for format in places.values()]
+        for format in {*parts, *how.residuals.values(), *added} - {None}:
             NumberFormat(format)
         return how
 
@@ -64,7 +74,7 @@ class Quantization:
         """Return the part of the backbone, for a student with other heads."""
         layers = {n: f for n, f in self.layers.items() if n.startswith("backbone.")}
         skipped = {n: why for n, why in self.skipped.items() if n.startswith("backbone.")}
-        return replace(self, layers=layers, skipped=skipped)
+        return replace(self, layers=layers, skipped=skipped, shared=_inside(self.shared, "backbone."))
 
     def split(self, prefix: str) -> tuple[Quantization, Quantization]:
         """Return the part under ``prefix``, with names without it, and the rest."""
@@ -82,9 +92,19 @@ class Quantization:
                     [[n.removeprefix(cut) for n in pair] for pair in self.folded if pair[0].startswith(prefix) is own],
                     [n.removeprefix(cut) for n in of(self.relu6)],
                     {n.removeprefix(cut): self.skipped[n] for n in of(self.skipped)},
+                    {n.removeprefix(cut): self.additions[n] for n in of(self.additions)},
+                    {
+                        n.removeprefix(cut): of_n.removeprefix(cut)
+                        for n, of_n in _inside(self.shared, prefix, own).items()
+                    },
                 )
             )
         return parts[0], parts[1]
+
+
+def _inside(shared: dict[str, str], prefix: str, inside: bool = True) -> dict[str, str]:
+    """Return the pairs of which both names are under ``prefix``, or neither."""
+    return {n: of for n, of in shared.items() if n.startswith(prefix) is of.startswith(prefix) is inside}
 
 
 def quantize_modules(model: nn.Module, how: Quantization) -> None:
@@ -115,3 +135,14 @@ def _quantize(student: nn.Module, how: Quantization) -> None:
         quantize_layer(student.get_submodule(name), formats.weights, formats.activations, formats.per_channel)
     for name, format in how.residuals.items():
         quantize_residual(student.get_submodule(name), format)
+    for name, places in how.additions.items():
+        quantize_additions(student.get_submodule(name), places)
+    for name, leader in how.shared.items():
+        _quantizer(student, name).follow(_quantizer(student, leader))
+
+
+def _quantizer(student: nn.Module, name: str) -> Quantizer:
+    quantizer = student.get_submodule(name)
+    if not isinstance(quantizer, Quantizer):
+        raise TypeError(f"{name} is no quantizer")
+    return quantizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,6 +36,20 @@ class Quantizer(nn.Module):
         """Return ``x`` rounded, in its own dtype."""
         return fake_quantize(x, self.scale, self.axis, self.format) if self.enabled else x
 
+    def follow(self, leader: Quantizer) -> None:
+        """Use the scale of ``leader``, which rounds the same tensor to the same format, instead of an own one.
+
+        The leader is not registered as a submodule, so parameters and state dict have the scale once.
+        """
+        del self.scale
+        self.__dict__["leader"] = leader
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Return the leader's scale, or what ``nn.Module`` has registered."""
+        if name == "scale" and "leader" in self.__dict__:
+            return self.__dict__["leader"].scale
+        return super().__getattr__(name)
+
     @torch.no_grad()
     def set_amax(self, amax: torch.Tensor) -> None:
         """Set the scale so that the format's highest value is ``amax``, float ``[1]`` or ``[channels]``.
@@ -64,6 +79,12 @@ class Quantizer(nn.Module):
 def quantizers(module: nn.Module) -> dict[str, Quantizer]:
     """Return all quantizers of ``module``, by name."""
     return {name: m for name, m in module.named_modules() if isinstance(m, Quantizer)}
+
+
+def count_scales(module: nn.Module) -> int:
+    """Return the number of scales of all quantizers of ``module``, each shared one once."""
+    scales = {id(quantizer.scale): quantizer.scale.numel() for quantizer in quantizers(module).values()}
+    return sum(scales.values())
 
 
 @contextmanager

@@ -291,8 +291,11 @@ class Student(nn.Module):
         """
         architecture = self.architecture
         if architecture.pruned is None and architecture.quantized is None:
-            before, after = fuse_branches(self.backbone)
-            self.architecture = replace(architecture, fused_branches=architecture.fused_branches or after < before)
+            names = set(self.backbone.state_dict())
+            fuse_branches(self.backbone)
+            # Some blocks only fold their BatchNorm (LeViT's, TinyViT's), and have as many convolutions as before.
+            changed = set(self.backbone.state_dict()) != names
+            self.architecture = replace(architecture, fused_branches=architecture.fused_branches or changed)
         return self
 
     def normalized(self, images: torch.Tensor) -> torch.Tensor:

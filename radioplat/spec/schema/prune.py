@@ -83,7 +83,7 @@ class PruneBudget:
 
     params: float | None = number(None, above=0, below=1)
     macs: float | None = number(None, above=0, below=1)  # multiply-accumulates of one image at dataset.img_size
-    latency: float | None = number(None, above=0, below=1)  # seconds per such image on the pruning machine
+    latency: float | None = number(None, above=0, below=1)  # of its engine for such an image on the pruning machine
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.compression.cost import cost_of
-from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.quantized.quantizer import count_scales
 from radioplat.models.vision_model import open_model, weight_files
 
 
@@ -43,5 +43,5 @@ def student_outcome(path: Path, facts: dict[str, Any] | None = None) -> Outcome:
     model = open_model(path)
     cost = cost_of(model.backbone, model.architecture.img_size)
     size = sum(file.stat().st_size for file in weight_files(path))
-    params = cost.params - sum(q.scale.numel() for q in quantizers(model.backbone).values())
+    params = cost.params - count_scales(model.backbone)
     return Outcome(str(path), size, params, cost.macs, facts=facts or {})

@@ -36,13 +36,15 @@ class ProfileOptions:
 
 
 def profile_and_show(file: str, overrides: Sequence[str]) -> None:
-    """Profile the engine ``file``, print the result, and write it to ``out``.
+    """Profile the engine ``file``, print the result, and write it to ``out``; or print what ``verify.sh`` found.
 
     Raises:
         SpecError: an option is unknown.
         EngineError: the engine cannot be run here.
     """
     options = _options(overrides)
+    if file.endswith(".json"):
+        return show_verified(Path(file))
     measured = profile(file, options.batch_size, options.seconds, options.gpu_id)
     if options.out:
         layers = [asdict(layer) | {"group": group_of(layer)} for layer in measured.layers]
@@ -60,6 +62,30 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
         except OSError as error:
             raise EngineError(f"cannot write here: {error.strerror}", where=options.out) from error
     show(measured)
+
+
+def show_verified(path: Path) -> None:
+    """Print the JSON object of a bundle's ``verify.sh``, from another machine.
+
+    Raises:
+        EngineError: the file is none.
+    """
+    try:
+        read = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
+        times, batch = read["latency_ms"], read["shape"][0]
+        line = (
+            f"{read['verified']} ({read['library']} {read['version']}) on {read['machine']}: {batch} images in "
+            f"{times['p50']:.3g} ms (p90 {times['p90']:.3g}, p99 {times['p99']:.3g}; {times['calls']} calls)"
+        )
+        cosines = read["least_cosine"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        hint = "Give an engine, or what a bundle's verify.sh printed: ./verify.sh > verified.json."
+        raise EngineError(
+            f"this is not the result of a bundle's verify.sh ({error})", where=str(path), hint=hint
+        ) from None
+    terminal.say(line)
+    for name, value in cosines.items():
+        terminal.say(f"{name}: least cosine with the ONNX file {value:.5f}")
 
 
 def show(measured: Profile) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from radioplat.compression.pruning.sparsify import Sparsified, sparsify
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.design.run import Run, keep_data
 from radioplat.errors import SpecError
+from radioplat.exporting.engines.time_model import engine_seconds
 from radioplat.launch.preflight.steps import prepare
 from radioplat.models.student.student import Student
 from radioplat.models.vision_model import VisionModel, open_model
@@ -74,8 +75,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
             images = torch.cat([torch.tensor(pixels) for pixels in batches])
         if config.cut and score.needs_gradients:
             score_student(run, model, checkpoint, score, config.score_batches)
-    timed = config.budget.latency is not None
-    before = cost_of(model.backbone, model.architecture.img_size, timed)
+    before = _cost(spec, config, model)
     cuts: dict[float, Cuts] = {}
 
     def smaller(config: PruneConfig) -> VisionModel:
@@ -84,7 +84,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
 
     small: Any = model
     if any(share is not None for share in vars(config.budget).values()):
-        small, config = within_budget(model, config, smaller)
+        small, config = within_budget(model, config, smaller, lambda one: _cost(spec, config, one))
     elif config.cut or config.blocks:
         small = smaller(config)
         if config.cut and aim is None:
@@ -93,8 +93,17 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
-    after = cost_of(small.backbone, small.architecture.img_size, timed)
+    after = _cost(spec, config, small)
     return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from)
+
+
+def _cost(spec: Spec, config: PruneConfig, model: VisionModel) -> Cost:
+    """Return the cost of a model; with a budget of latency also that of its engine."""
+    size = model.architecture.img_size
+    cost = cost_of(model.backbone, size)
+    if config.budget.latency is None:
+        return cost
+    return replace(cost, latency=engine_seconds(model, size, spec.gen_trt_engine.backend))
 
 
 def _reestimate(spec: Spec, config: PruneConfig, small: VisionModel) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from radioplat.compression.cost import cost_of
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.measure.registry import objective_needs
+from radioplat.exporting.engines.time_model import engine_seconds
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
@@ -26,10 +27,10 @@ def judge(spec: Spec, checkpoint: Path, folder: Path, space: TuneSpace) -> dict[
     """
     wanted = set(space.modes)
     student = load_student(checkpoint)
-    cost = cost_of(student.backbone, student.architecture.img_size, timed="latency" in wanted)
+    cost = cost_of(student.backbone, student.architecture.img_size)
     values: dict[str, float] = {"params": cost.params, "macs": cost.macs, "bytes": weight_bytes(student)}
-    if cost.latency is not None:
-        values["latency"] = cost.latency
+    if "latency" in wanted:
+        values["latency"] = engine_seconds(student, student.architecture.img_size, spec.gen_trt_engine.backend)
     if wanted - COSTS.keys():
         measuring = measuring_spec(spec, space.own_metrics)
         if spec.wandb.enable:  # figures and pictures are logged in the trial's W&B run

@@ -36,7 +36,7 @@ class TuneTask(str, Enum):
 # Objectives: metrics and costs of a trial's student.
 MEASURED = tuple(metric.value for metric in MetricName if metric is not MetricName.mAP)
 COSTS = {
-    "latency": "seconds of one image, on the machine that ran the trial",
+    "latency": "seconds of an engine for one image, on the machine that ran the trial",
     "macs": "multiply-accumulates of one image",
     "params": "of the backbone",
     "bytes": "of the backbone's weights in their number formats",

@@ -1,0 +1,70 @@
+"""``radioplat sensitivity``: what each layer loses alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from radioplat.cli.main import main
+from radioplat.compression.quantization.quantize_model import quantize_model
+from radioplat.models.student.checkpoint import load_student
+from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.vision_model import save_model
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.quantize import QuantizeConfig
+from radioplat.tasks.quantize.calibration_images import calibration_images
+
+SIZE = 32
+VIT = StudentArchitecture("test_vit", {"img_size": SIZE, "depth": 2}, img_size=SIZE)
+ONE = "backbone.model.blocks.1.mlp.fc1"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sensitivity")
+    generator = np.random.default_rng(0)
+    (folder / "images").mkdir()
+    for i in range(8):
+        pixels = generator.integers(0, 256, (4, 4, 3), np.uint8).repeat(12, 0).repeat(12, 1)
+        Image.fromarray(pixels).save(folder / "images" / f"{i}.png")
+    torch.manual_seed(0)
+    student = Student(VIT).eval()
+    save_model(student, folder / "student")
+    spec = (
+        f"results_dir: {folder}/results\ndataset: {{train_dataset: {{images_dir: {folder}/images}}, batch_size: 4}}\n"
+    )
+    (folder / "spec.yaml").write_text(spec + f"quantize: {{checkpoint: {folder}/student, calibration_batches: 2}}\n")
+    return folder
+
+
+def test_each_change_is_that_of_a_student_with_this_layer_alone_quantized(home, capsys):
+    assert main(["sensitivity", "-e", str(home / "spec.yaml")]) == 0
+    lines = capsys.readouterr().out
+    result = json.loads((home / "results/sensitivity/sensitivity.json").read_text())
+    changes = result["changes"]
+    assert len(changes) == 9 and result["images"] == 8
+    assert all(layer["w4a8"] > layer["int8"] > 0 for layer in changes.values())
+    first = max(changes, key=lambda layer: changes[layer]["int8"])
+    assert f"quantize.skip_names=[{first.removeprefix('backbone.model.')}]" in lines
+    assert "all layers in fp8: mean cosine" in lines
+    spec = load_spec(str(home / "spec.yaml"))
+    images = torch.cat(calibration_images(spec, SIZE))
+    student = load_student(home / "student").eval()
+    for layer in (first, ONE):
+        config = QuantizeConfig(skip_names=[name for name in changes if name != layer])
+        alone = quantize_model(student, config, [images]).model
+        with torch.no_grad():
+            pairs = list(zip(alone.feature_probe(images), student.feature_probe(images), strict=True))
+        wanted = sum(float((a - b).square().sum() / b.square().sum()) for (_, a), (_, b) in pairs)
+        assert changes[layer]["int8"] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_wrong_fields_are_named(home, capsys):
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), "quantize.percentile=10"]) == 1
+    assert "quantize.percentile" in capsys.readouterr().err
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), "quantize.checkpoint=nowhere"]) == 1
+    assert "quantize.checkpoint" in capsys.readouterr().err
