@@ -226,7 +226,7 @@ class TrainConfig:
     # reduction exact 1, since sums inside a micro-batch depend on it, unless the run began with more
     threads: int | None = number(None, at_least=1, at_most=1024)
     # (+) which worker gets which micro-batch of a step: in turn, or by what each costs
-    dealing: Dealing = Dealing.even
+    dealing: Dealing = Dealing.cost
     zero_stage: int = number(0, at_least=0, at_most=3)
     offload: bool = False
     grad_checkpointing: bool = False
