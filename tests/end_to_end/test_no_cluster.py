@@ -143,6 +143,8 @@ class Head:
 
     def close(self) -> None:
         """End its own processes."""
+        if self._process.poll() is not None:  # it did not start, and that is the error to see
+            return
         family = [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]
         for member in family:
             with contextlib.suppress(psutil.NoSuchProcess):

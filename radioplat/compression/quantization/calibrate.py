@@ -11,6 +11,7 @@ from torch import nn
 from radioplat.compression.quantization.calibrators import entropy_amax, mse_amax, mse_weight_amax, percentile_amax
 from radioplat.compression.quantization.histogram import Magnitudes
 from radioplat.errors import WeightsError
+from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
 from radioplat.spec.schema.quantize import Calibrator, QuantizeConfig
 
@@ -53,7 +54,8 @@ def calibrate(
         if config.algorithm not in (Calibrator.minmax, Calibrator.max):
             run_with(Magnitudes.update_counts)
     for name, quantizer in inputs.items():
-        quantizer.set_amax(torch.tensor([_amax(magnitudes[name], quantizer, config)], device=quantizer.scale.device))
+        amax = amax_of(magnitudes[name], quantizer.format, config)
+        quantizer.set_amax(torch.tensor([amax], device=quantizer.scale.device))
     return [name for name, each in magnitudes.items() if each.amax == 0]
 
 
@@ -70,10 +72,11 @@ def _calibrate_weights(student: nn.Module, new: dict[str, Quantizer], config: Qu
             quantizer.set_amax(amax)
 
 
-def _amax(magnitudes: Magnitudes, quantizer: Quantizer, config: QuantizeConfig) -> float:
+def amax_of(magnitudes: Magnitudes, format: NumberFormat, config: QuantizeConfig) -> float:
+    """Return the end of the range of a tensor with these ``magnitudes``, by the algorithm of ``config``."""
     if magnitudes.amax == 0 or config.algorithm in (Calibrator.minmax, Calibrator.max):
         return magnitudes.amax
     if config.algorithm is Calibrator.percentile:
         return percentile_amax(magnitudes, config.percentile)
     find = entropy_amax if config.algorithm is Calibrator.entropy else mse_amax
-    return find(magnitudes, quantizer.format)
+    return find(magnitudes, format)

@@ -8,19 +8,16 @@ the resolutions, and a cell of a feature map of stride p has its centre at ((i +
 from __future__ import annotations
 
 import math
-import threading
 from typing import NamedTuple
 
 import numpy as np
-from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
 from PIL import Image
 
 from radioplat.data.images.decode import Decoded
+from radioplat.data.images.resize import resize
 from radioplat.data.views.crops import Box
 
 _NEAR = 1e-6  # of a pixel: tolerance for rounding in the product of matrices
-_TRIANGLE = ResizeAlg.convolution(FilterType.bilinear)
-_local = threading.local()  # one Resizer for each thread, since it has buffers and a lock
 
 
 class ViewSpec(NamedTuple):
@@ -96,19 +93,9 @@ def resample(image: Decoded, box: Box, size: tuple[int, int]) -> np.ndarray:
     x0, y0 = max(0, math.floor(left + _NEAR)), max(0, math.floor(top + _NEAR))
     x1, y1 = min(width, math.ceil(right - _NEAR)), min(height, math.ceil(bottom - _NEAR))
     # Only the crop is passed on: the filter must not use pixels outside of it.
-    cut = ImageData(x1 - x0, y1 - y0, PixelType.U8x3, image.rgb[y0:y1, x0:x1].tobytes())
     left, top = max(0.0, left - x0), max(0.0, top - y0)
     right, bottom = min(right - x0, x1 - x0), min(bottom - y0, y1 - y0)
-    out = ImageData(*size, PixelType.U8x3)
-    options = ResizeOptions(_TRIANGLE, crop_box=CropBox(left, top, right - left, bottom - top))
-    _resizer().resize(cut, out, options)
-    return np.frombuffer(out.get_buffer(), np.uint8).reshape(size[1], size[0], 3)
-
-
-def _resizer() -> Resizer:
-    if not hasattr(_local, "resizer"):
-        _local.resizer = Resizer()
-    return _local.resizer
+    return resize(image.rgb[y0:y1, x0:x1], Box(left, top, right, bottom), size)
 
 
 def _aligned(matrix: np.ndarray, size: int) -> Box | None:

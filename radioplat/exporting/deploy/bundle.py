@@ -13,19 +13,23 @@ import numpy as np
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
-from radioplat.exporting.deploy import infer_onnxruntime, infer_tensorrt
+from radioplat.exporting.deploy import infer_onnxruntime, infer_tensorrt, triton
 from radioplat.exporting.deploy.trtexec import arguments, script
 
 PREPROCESSING, BUILD, VERIFY, SAMPLE = "preprocessing.json", "build_engine.sh", "verify.sh", "sample.npz"
+TRITON = "triton"
 SCRIPTS = (infer_onnxruntime, infer_tensorrt)
 SAMPLED = 2  # images in the sample
 _VERIFY = """#!/usr/bin/env bash
-# Build an engine on this machine, compare its features with those of the ONNX file, and measure its latency.
+# Build an engine on this machine, also for Triton (triton/), compare its features with those of the ONNX file, and
+# measure its latency.
 # The last line on stdout is one JSON object. Further arguments go to trtexec.
 set -euo pipefail
 cd "$(dirname "$0")"
 ./build_engine.sh "$@" >&2
-exec "${PYTHON:-python3}" infer_tensorrt.py --verify
+mkdir -p triton/{name}/1
+cp {name}.engine triton/{name}/1/model.plan
+exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify
 """
 
 
@@ -70,9 +74,10 @@ def write_bundle(folder: Path, content: Bundled) -> Path:
     Raises:
         EngineError: it cannot be written, or this TensorRT does not support the graph.
     """
+    name = content.engine_file.stem
     command = arguments(
         content.engine_file,
-        f"{content.engine_file.stem}.engine",
+        f"{name}.engine",
         _shapes(content),
         version=content.version,
         data_type=content.data_type,
@@ -89,12 +94,15 @@ def write_bundle(folder: Path, content: Bundled) -> Path:
                 with written_aside(folder / file.name) as aside:
                     shutil.copyfile(file, aside)
         _write(folder / PREPROCESSING, json.dumps(_preprocessing(content), indent=1))
+        (folder / TRITON / name).mkdir(parents=True, exist_ok=True)
+        text = triton.config(name, content.inputs, content.outputs, content.size, content.batches[2])
+        _write(folder / TRITON / name / "config.pbtxt", text)
         for module in SCRIPTS:
             source = Path(str(module.__file__))
             _write(folder / source.name, source.read_text(encoding="utf-8"))
-        for name, text in ((BUILD, script(command, content.version)), (VERIFY, _VERIFY)):
-            _write(folder / name, text)
-            (folder / name).chmod(0o755)
+        for script_name, text in ((BUILD, script(command, content.version)), (VERIFY, _VERIFY.format(name=name))):
+            _write(folder / script_name, text)
+            (folder / script_name).chmod(0o755)
         with written_aside(folder / SAMPLE) as aside, aside.open("wb") as opened:
             arrays: dict[str, Any] = _sample(content)
             np.savez(opened, **arrays)

@@ -16,6 +16,7 @@ NOT_FOR_CPUS = {
     "timing_cache": "Remove it; for a CPU no kernels are timed.",
     "workspace_size": "Remove it; it limits the memory of a GPU.",
     "compute_capabilities": "Remove it; the file is for CPUs.",
+    "dla_core": "Remove it; a DLA is part of a Jetson.",
 }
 
 

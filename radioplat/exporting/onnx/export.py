@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import torch
 
+from radioplat.compression.quantization.calibrate import WEIGHT
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy.trtexec import require_readable
-from radioplat.exporting.onnx.compare import Agreement, compare_with_torch
+from radioplat.exporting.onnx.compare import Agreement, Noise, compare_with_torch
 from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
 from radioplat.exporting.onnx.flat_detector import flatten
 from radioplat.exporting.onnx.flat_student import Exportable, trace
@@ -35,7 +38,7 @@ from radioplat.exporting.qdq.report import (
     student_weight_only,
     write_report,
 )
-from radioplat.models.quantized.quantizer import in_float
+from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version, unread_operators
 
@@ -90,6 +93,8 @@ def export_onnx(
     data_type: str = "fp32",
     stored_weights: bool = True,
     float_path: str | Path | None = None,
+    images: np.ndarray | None = None,
+    least_cosine: float = LEAST_COSINE,
     verbose: bool = False,
 ) -> OnnxReport:
     """Write ``student`` as ONNX, after comparing the file with torch.
@@ -107,7 +112,10 @@ def export_onnx(
         adaptors: heads to add, from ``student.head_names``.
         data_type: ``fp32``, ``fp16`` or ``bf16``: the arithmetic inside; for a quantized student, of its other layers.
         stored_weights: store a quantized student's weights as quantized numbers; False: as floats before a Q/DQ pair.
-        float_path: path for a second file of a quantized student, in fp32 and without Q/DQ, with the same names.
+        float_path: path for a second file of a quantized student, in fp32 and without Q/DQ, with the same names; its
+            weights are rounded.
+        images: float32 ``[N, 3, H, W]`` in [0, 1] to compare the file with torch on; None: noise.
+        least_cosine: of the features of a quantized student's file with torch's, for each image and output.
         verbose: print the messages of torch's exporter.
 
     Raises:
@@ -148,13 +156,14 @@ def export_onnx(
 
         def check(file: Path) -> Agreement:
             batches = (1, 3) if batch_size <= 0 else (batch_size,)
-            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **module.comparison)
+            given = {} if images is None else {"noise": _drawn_from(images)}
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **module.comparison | given)
 
         agreement = check(written)
-        _check_agreement(agreement, path, bool(ranges))
+        _check_agreement(agreement, path, least_cosine if ranges else None)
         if float_file is not None:
-            with in_float(module):
-                _check_agreement(check(float_file), Path(float_path or ""), False)
+            with in_float(*(q for name, q in quantizers(module).items() if not name.endswith(WEIGHT))):
+                _check_agreement(check(float_file), Path(float_path or ""), None)
         report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
         if ranges:
             linted = lint(written, student_floats(student), student_weight_only(student))
@@ -277,16 +286,29 @@ def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxRe
     return OnnxReport(path, shapes_of(model.graph.input), shapes_of(model.graph.output), opset, notes=notes)
 
 
-def _check_agreement(agreement: Agreement, path: Path, rounds: bool) -> None:
-    """Refuse a file that differs from torch by more than the limit for floats, or for one that ``rounds``."""
-    if rounds and not agreement.min_cosine >= LEAST_COSINE:
+def _drawn_from(images: np.ndarray) -> Noise:
+    """Return a function that gives the first of ``images``, in the size that is asked for."""
+
+    def draw(count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+        """Return ``count`` images, from the first again if there are fewer."""
+        chosen = torch.from_numpy(np.take(images, range(count), axis=0, mode="wrap"))
+        if chosen.shape[-2:] == (height, width):
+            return chosen
+        return torch.nn.functional.interpolate(chosen, (height, width), mode="bilinear", antialias=True)
+
+    return draw
+
+
+def _check_agreement(agreement: Agreement, path: Path, least_cosine: float | None) -> None:
+    """Refuse a file that differs from torch by more than the limit for floats, or for one that rounds."""
+    if least_cosine is not None and not agreement.min_cosine >= least_cosine:
         raise EngineError(
             f"a feature of the quantized graph has cosine {agreement.min_cosine:.3f} with torch's (at least "
-            f"{LEAST_COSINE} is needed), so the file was not written",
+            f"{least_cosine:g} is needed: export.least_cosine), so the file was not written",
             where=str(path),
             hint="Is it calibrated? Wrong scales turn small differences into large ones.",
         )
-    if not rounds and not agreement.max_relative_error <= TOLERANCE:
+    if least_cosine is None and not agreement.max_relative_error <= TOLERANCE:
         raise EngineError(
             f"output `{agreement.output}` differs from torch by {agreement.max_relative_error:.2g} of its largest "
             f"value (at most {TOLERANCE:g} is allowed), so the file was not written",

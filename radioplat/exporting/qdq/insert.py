@@ -53,8 +53,20 @@ def insert_pairs(model: ModelProto, stored: bool = True) -> list[Range]:
 
 
 def remove_marks(model: ModelProto) -> None:
-    """Remove the marks from ``model``, in place; all other tensors keep their names."""
-    renamed = {mark.node.output[0]: mark.node.input[0] for mark in marks(model)}
+    """Remove the marks from ``model``, in place; all other tensors keep their names.
+
+    Weights are rounded as they are with Q/DQ, so a builder that chooses their scales itself finds the trained values.
+    """
+    graph = Graph(model)
+    renamed = {}
+    for mark in marks(model):
+        source, scale_name = mark.node.input
+        weight, scale = graph.array(source), graph.array(scale_name)
+        renamed[mark.node.output[0]] = source
+        if weight is not None and scale is not None:
+            name = f"{mark.module}.rounded"
+            model.graph.initializer.append(numpy_helper.from_array(_rounded(weight, scale, mark), name))
+            renamed[mark.node.output[0]] = name
     nodes = [node for node in model.graph.node if node.output[0] not in renamed]
     for node in nodes:
         for i, name in enumerate(node.input):
@@ -141,6 +153,18 @@ def quantized(
     v = np.clip(weight / scale.reshape(shape), format.lowest, format.highest)
     v = v if format.row.is_float else np.rint(v)
     return numpy_helper.from_array(np.ascontiguousarray(v).astype(helper.tensor_dtype_to_np_dtype(kind)), name)
+
+
+def _rounded(weight: np.ndarray, scale: np.ndarray, mark: Mark) -> np.ndarray:
+    """Return the floats that a weight's Q/DQ gives."""
+    axis = mark.axis
+    scale = scale.reshape(()) if axis == -1 else scale
+    kind = getattr(TensorProto, mark.format.row.onnx_type)
+    whole = numpy_helper.to_array(quantized(weight, scale, axis, mark.format, kind, "whole")).astype(np.float32)
+    along = [1] * weight.ndim
+    if axis != -1:
+        along[axis] = -1
+    return np.ascontiguousarray(whole * scale.reshape(along).astype(np.float32))
 
 
 def _name_layers(model: ModelProto) -> None:

@@ -43,6 +43,8 @@ class TensorRTConfig:
     # pattern:fp32|fp16|bf16, matched with names of nodes and of the student's modules; the last match applies
     layers_precision: list[str] = field(default_factory=list)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    # (+) for `tensorrt` on a Jetson: the DLA core to run on; layers that it cannot compute run on the GPU
+    dla_core: int | None = number(None, at_least=0)
     # (+) compute capabilities to build for; auto: those of SM86, SM89 and SM120 that support the data type
     compute_capabilities: list[str] = field(default_factory=lambda: ["auto"])
 

@@ -82,6 +82,8 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
             adaptors=config.adaptors,
             stored_weights=config.stored_weights,
             float_path=needs.floats,
+            images=needs.judged,
+            least_cosine=config.least_cosine,
             verbose=config.verbose,
         )
     return dataclasses.replace(report, side_files=write_side_files(spec, model, report, needs))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from radioplat.common import terminal
 from radioplat.data.loading.sample_images import check_calibration_images, sample_images
-from radioplat.errors import EngineError
+from radioplat.errors import EngineError, RadioplatError
 from radioplat.exporting.deploy.bundle import Bundled, write_bundle
 from radioplat.exporting.deploy.calibration_cache import write_cache
 from radioplat.exporting.deploy.cpu_int8 import CpuReport, quantize_for_cpu
@@ -23,6 +24,7 @@ from radioplat.spec.schema.export import CpuTarget
 from radioplat.spec.schema.root import Spec
 
 _INT8 = {"int8"}
+JUDGED = 8  # images that a file is compared on
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,13 @@ class Needs:
     Attributes:
         floats: path for the graph without Q/DQ, whose tensor names a cache uses; None if not needed.
         batches: calibration images, float32 ``[B, 3, H, W]`` in [0, 1]; empty if not needed.
+        judged: a few of them, that the file of a quantized student is compared on; None for other students, and where
+            there are no images.
     """
 
     floats: Path | None = None
     batches: list[np.ndarray] = field(default_factory=list)
+    judged: np.ndarray | None = None
 
 
 def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
@@ -60,7 +65,20 @@ def find_needs(spec: Spec, student: Student, onnx_file: Path) -> Needs:
     """
     floats = _float_file(spec, student, onnx_file)
     needed = spec.export.force_ptq or spec.export.cpu is not None
-    return Needs(floats, calibration_batches(spec, _size(spec)) if needed else [])
+    judged = _judged(spec) if quantizers(student) and not spec.export.force_ptq else None
+    return Needs(floats, calibration_batches(spec, _size(spec)) if needed else [], judged)
+
+
+def _judged(spec: Spec) -> np.ndarray | None:
+    """Return a few calibration images; None where the spec names none, or they are not on this machine."""
+    split = getattr(spec.dataset, f"{calibration_split(spec)}_dataset")
+    if not split.tar_data_sources and not split.images_dir:
+        return None
+    try:
+        return np.concatenate(calibration_batches(spec, _size(spec), JUDGED))[:JUDGED]
+    except RadioplatError as error:
+        terminal.note(f"the file is compared with torch on noise, not on calibration images: {error.problems[0]}")
+        return None
 
 
 def _float_file(spec: Spec, student: Student, onnx_file: Path) -> Path | None:
@@ -92,7 +110,7 @@ def write_side_files(spec: Spec, student: Student, report: OnnxReport, needs: Ne
     floats, batches = needs.floats, needs.batches
     ranges = list(report.quantized.ranges) if report.quantized else []
     if config.force_ptq:
-        ranges, untyped = observe(report.path, batches)
+        ranges, untyped = observe(report.path, batches, spec.quantize)
         description = f"{len(ranges)} ranges, one for every float tensor"
         if untyped:
             description += f"; not for {len(untyped)} of unknown type: {', '.join(untyped)}"
@@ -114,16 +132,19 @@ def write_side_files(spec: Spec, student: Student, report: OnnxReport, needs: Ne
     return SideFiles(files, cpu)
 
 
-def calibration_batches(spec: Spec, size: tuple[int, int]) -> list[np.ndarray]:
+def calibration_batches(spec: Spec, size: tuple[int, int], most: int | None = None) -> list[np.ndarray]:
     """Load whole images of the calibration split, else train's, in the graph's form: float32 ``[B, 3, *size]``.
 
     For a graph with a fixed batch size, the last batch is filled with the first images.
+
+    Args:
+        most: number of images; None: those of ``quantize.calibration_batches``.
 
     Raises:
         DataError: there are no images, or they are of one colour.
     """
     split, side = calibration_split(spec), max(size)
-    count = spec.quantize.calibration_batches * spec.dataset.batch_size
+    count = most or spec.quantize.calibration_batches * spec.dataset.batch_size
     squares = sample_images(spec, {side}, count, split)[side]
     check_calibration_images([squares], f"dataset.{split}_dataset")
     top, left = ((side - edge) // 2 for edge in size)

@@ -53,6 +53,10 @@ def test_the_sample_has_the_features_that_onnxruntime_computes(vit_fp32, tmp_pat
     folder = write_bundle(tmp_path / "bundle", content)
     assert json.loads((folder / "preprocessing.json").read_text())["engine"] == "vit.engine"
     assert (folder / "verify.sh").stat().st_mode & 0o111 and (folder / "infer_tensorrt.py").is_file()
+    served = (folder / "triton/vit/config.pbtxt").read_text()
+    assert (
+        "max_batch_size: 4" in served and f'name: "images" data_type: TYPE_FP32 dims: [ 3, {size}, {size} ]' in served
+    )
     sample = np.load(folder / SAMPLE)
     session = onnxruntime.InferenceSession(str(folder / "vit.onnx"), providers=["CPUExecutionProvider"])
     (summary,) = session.run(["summary"], {"images": sample["images"].astype(np.float32) / 255})

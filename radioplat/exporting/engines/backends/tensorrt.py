@@ -44,6 +44,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
             halves = ["fp16"] if set(data_types) & set(ACTIVATIONS) else []
             for name in dict.fromkeys([*data_types, *halves]):
                 _allow(trt, build, name)
+        notes = [] if request.config.dla_core is None else _use_dla(trt, build, request.config.dla_core)
         alive = set_ranges(build, request, file) if calibrated else None
         timings = _read_timings(build, request.timing_cache)
         engine = finish_build(build, log, file.path)
@@ -59,6 +60,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         batch=build.batch,
         kernels=log.kernel_list(),
         layers=log.layer_count(),
+        notes=notes,
     )
 
 
@@ -118,6 +120,26 @@ def _allow(trt: ModuleType, build: Build, data_type: str) -> None:
             hint="Install a newer one.",
         )
     build.config.set_flag(flag)
+
+
+def _use_dla(trt: ModuleType, build: Build, core: int) -> list[str]:
+    """Let the DLA compute what it can; return a note about the layers that run on the GPU.
+
+    Raises:
+        EngineError: this machine has no such core.
+    """
+    where, cores = f"{SECTION}.tensorrt.dla_core", build.builder.num_DLA_cores
+    if core >= cores:
+        hint = "Leave it out; Jetson AGX Orin and Orin NX have one or two."
+        raise EngineError(f"this machine has {cores} DLA cores, counted from 0", where=where, hint=hint)
+    config, network = build.config, build.network
+    config.default_device_type = trt.DeviceType.DLA
+    config.DLA_core = core
+    config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+    layers = [network.get_layer(i) for i in range(network.num_layers)]
+    others = [layer.name for layer in layers if not config.can_run_on_DLA(layer)]
+    text = f"DLA core {core} computes {len(layers) - len(others)} of {len(layers)} layers"
+    return [f"{text}; on the GPU: {', '.join(others)}" if others else text]
 
 
 def _read_timings(build: Build, path: str | None) -> Any:
