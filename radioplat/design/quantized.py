@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.models.quantized.additions import NAME as ADDITIONS
+from radioplat.models.quantized.attention import NAME as ATTENTION
 from radioplat.models.quantized.quantizer import Quantizer, quantizers
 from radioplat.models.student.student import Student
 from radioplat.spec.resolved.precision import precision_of
@@ -38,6 +39,7 @@ def count_quantizers(student: Student) -> str:
         "activations": _of(by_name, ".input_quantizer"),
         "residual branches": [q for n, q in by_name.items() if n.endswith(".residual_quantizer") or ADDITIONS in n],
     }
+    kinds["attention"] = [q for n, q in by_name.items() if ATTENTION in n]
     parts = [f"{len(some)} on {kind} ({_formats(some)})" for kind, some in kinds.items() if some]
     skipped = f"; {len(quantization.skipped)} layers stay float" if quantization.skipped else ""
     return f"{len(by_name)} quantizers: {', '.join(parts)}{skipped}"

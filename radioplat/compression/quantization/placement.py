@@ -12,7 +12,7 @@ box coordinates for the decoder.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from radioplat.models.quantized.architecture import NOT_CALLED, LayerFormats, Qu
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.residual_quantizer import has_identity_branch
 from radioplat.models.vision_model import VisionModel
-from radioplat.spec.resolved.number_formats import formats_of
+from radioplat.spec.resolved.number_formats import SPELLINGS, formats_of
 from radioplat.spec.schema.quantize import QuantizeConfig
 
 KINDS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
@@ -87,6 +87,26 @@ def _residuals(
         formats = layers.get(f"{name}.{inner[-1]}") if inner else None
         if formats is not None and formats.activations is not None:
             yield name, formats.activations
+
+
+def place_attention(student: VisionModel, config: QuantizeConfig, callers: Sequence[str]) -> dict[str, str]:
+    """Return the format of attention's operands by the module that computes it; none unless the spec asks for it.
+
+    Args:
+        callers: modules that call torch's fused attention.
+
+    Raises:
+        SpecError: no module does.
+    """
+    if config.attention is None:
+        return {}
+    settled = tuple(prefix for prefix in student.architecture.quantizations if prefix)
+    names = [name for name in callers if not name.startswith(settled)]
+    names = [name for name in names if not any(_matches(student, name, pattern) for pattern in config.skip_names)]
+    if not names:
+        hint = "Leave it out; torch's scaled_dot_product_attention is what is quantized."
+        raise SpecError("no module of this student calls fused attention", where="quantize.attention", hint=hint)
+    return dict.fromkeys(names, SPELLINGS[config.attention.strip().lower()])
 
 
 def keeps_additions(student: VisionModel, name: str, placement: Quantization, config: QuantizeConfig) -> bool:

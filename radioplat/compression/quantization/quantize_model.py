@@ -15,8 +15,9 @@ from torch import nn
 from radioplat.compression.quantization.calibrate import WEIGHT, calibrate
 from radioplat.compression.quantization.equalize import equalize
 from radioplat.compression.quantization.find_additions import find_additions
+from radioplat.compression.quantization.find_attention import find_attention
 from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
-from radioplat.compression.quantization.placement import keeps_additions, place
+from radioplat.compression.quantization.placement import keeps_additions, place, place_attention
 from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
@@ -87,7 +88,8 @@ def quantize_model(
         lambda name: keeps_additions(folded, name, placement, config),
         lambda: folded.run_all(noise),
     )
-    placement = replace(placement, folded=[list(pair) for pair in pairs], additions=additions)
+    attention = place_attention(folded, config, find_attention(folded, lambda: folded.run_all(noise)))
+    placement = replace(placement, folded=[list(pair) for pair in pairs], additions=additions, attention=attention)
     unfolded = [(conv, norm) for conv, norm in following_norms(folded, noise) if conv in placement.layers]
     equalized = equalize(folded, noise) if config.equalize and not settled else []
     made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)

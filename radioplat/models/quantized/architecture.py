@@ -11,6 +11,7 @@ from torch import nn
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import drop_norm
 from radioplat.models.quantized.additions import quantize_additions
+from radioplat.models.quantized.attention import quantize_attention
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.layers import quantize_layer
 from radioplat.models.quantized.quantizer import Quantizer
@@ -43,6 +44,7 @@ class Quantization:
         folded: pairs (convolution, BatchNorm); the convolution gets a bias, and the BatchNorm is removed.
         relu6: activations that are ReLU6 instead of ReLU.
         skipped: linear layers and convolutions that stay float, and why.
+        attention: formats of the operands of both products of attention, by the module that computes it.
         additions: formats of operands of additions, by block and place; see
             :mod:`radioplat.models.quantized.additions`.
         shared: quantizers that use the scale of another, which rounds the same tensor, by name.
@@ -54,6 +56,7 @@ class Quantization:
     relu6: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     additions: dict[str, dict[str, str]] = field(default_factory=dict)
+    attention: dict[str, str] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -66,7 +69,7 @@ class Quantization:
         how = cls(**{**raw, "layers": {name: LayerFormats(**formats) for name, formats in raw["layers"].items()}})
         parts = [part for layer in how.layers.values() for part in (layer.weights, layer.activations)]
         added = [format for places in how.additions.values() for format in places.values()]
-        for format in {*parts, *how.residuals.values(), *added} - {None}:
+        for format in {*parts, *how.residuals.values(), *how.attention.values(), *added} - {None}:
             NumberFormat(format)
         return how
 
@@ -93,6 +96,7 @@ class Quantization:
                     [n.removeprefix(cut) for n in of(self.relu6)],
                     {n.removeprefix(cut): self.skipped[n] for n in of(self.skipped)},
                     {n.removeprefix(cut): self.additions[n] for n in of(self.additions)},
+                    {n.removeprefix(cut): self.attention[n] for n in of(self.attention)},
                     {
                         n.removeprefix(cut): of_n.removeprefix(cut)
                         for n, of_n in _inside(self.shared, prefix, own).items()
@@ -137,6 +141,8 @@ def _quantize(student: nn.Module, how: Quantization) -> None:
         quantize_residual(student.get_submodule(name), format)
     for name, places in how.additions.items():
         quantize_additions(student.get_submodule(name), places)
+    for name, format in how.attention.items():
+        quantize_attention(student.get_submodule(name), format)
     for name, leader in how.shared.items():
         _quantizer(student, name).follow(_quantizer(student, leader))
 

@@ -75,6 +75,8 @@ class QuantizeConfig:
     skip_names: list[str] = field(default_factory=list)  # patterns as for module_name; these layers stay float
     per_channel: bool = True  # (+) one weight scale per output channel; false: one per layer
     heads: bool = False  # (+) also quantize the teachers' heads, except their last layers, which are regressions
+    # (+) int8 | fp8_e4m3fn: also the operands of attention's two products, so that engines compute all of it in 8 bits
+    attention: str | None = None
     equalize: bool = False  # (+) cross-layer equalization of convolutions in a row (Nagel et al. 2019)
     relu6: bool = False  # (+) replace ReLU by ReLU6, whose range is known; changes the student's outputs
     # (+) batches of dataset.batch_size images of dataset.quant_calibration_dataset, or of train_dataset if it is empty

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from radioplat.launch.driver import RunResult
 from radioplat.models.quantized.additions import NAME as ADDITIONS
+from radioplat.models.quantized.attention import NAME as ATTENTION
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.vision_model import VisionModel
 
@@ -85,7 +86,10 @@ def layer_reports(student: VisionModel) -> list[LayerReport]:
         parent, _, leaf = name.rpartition(".")
         own = QuantizerReport(name, quantizer.format.value, quantizer.scale.numel(), float(quantizer.amax.max()))
         layer = type(student.get_submodule(parent)).__name__.removeprefix("Quantized")
-        key = parent, "residual" if leaf == "residual_quantizer" or f".{ADDITIONS}." in name else layer
+        key = parent, "residual" if leaf == "residual_quantizer" else layer
+        for part, kind in ((ADDITIONS, "residual"), (ATTENTION, "attention")):
+            if f".{part}." in name:
+                key = name, kind
         report = reports.get(key, LayerReport(*key))
         reports[key] = replace(report, weights=own) if leaf == "weight_quantizer" else replace(report, activations=own)
     return list(reports.values())

@@ -45,6 +45,9 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"the backend {config.backend} has no options", "quantize.backend_kwargs", "Leave it out.")
     if config.checkpoint and config.model_path and config.checkpoint != config.model_path:
         yield Problem("quantize.checkpoint is another path", "quantize.model_path", "Give one of them.")
+    if config.attention is not None and SPELLINGS.get(config.attention.strip().lower()) not in ACTIVATIONS:
+        hint = f"Any of {', '.join(DATA_TYPES[name].tao_name for name in ACTIVATIONS)}; leave it out for floats."
+        yield Problem(f"{config.attention!r} is no format of activations", "quantize.attention", hint)
     if config.equalize and config.relu6:
         hint = "Set one of them to false."
         yield Problem("weights cannot be equalized across a ReLU6", "quantize.equalize", hint)
@@ -75,7 +78,8 @@ def _onnx_backend(spec: Spec) -> Iterator[Problem]:
     if config.mode in (QuantizeMode.qat, QuantizeMode.weight_only_ptq):
         hint = "Take mode: ptq, or another backend."
         yield Problem(f"backend {ONNX_BACKEND} does not support {config.mode.value}", "quantize.mode", hint)
-    names, message = ("layers", "per_channel", "heads", "equalize", "relu6"), f"backend {ONNX_BACKEND} does not read it"
+    names = ("layers", "per_channel", "heads", "attention", "equalize", "relu6")
+    message = f"backend {ONNX_BACKEND} does not read it"
     hint = "Take backend: native; this one reads quantize.skip_names and backend_kwargs."
     yield from unused_fields(config, names, "quantize", message, hint)
     weights, activations = formats_of(config, None)
