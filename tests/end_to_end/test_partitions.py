@@ -121,14 +121,15 @@ def test_each_partition_draws_its_sizes_and_draws_them_again_after_a_kill(short,
 
     killed = tmp_path / "killed.yaml"
     killed.write_text(yaml.safe_dump(spec | {"results_dir": str(tmp_path / "killed")}))
-    command = [sys.executable, "-c", DIE, str(killed), "5"]
+    command = [sys.executable, "-c", DIE, str(killed), "3"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
     shown.clear()
     again = distil(killed)
-    # A checkpoint is written behind the next steps: the run goes on from the last or the one before.
+    # The event of step 3 may reach the callback after step 4 has been saved, or before step 2, whose checkpoint is
+    # written behind the next steps: the run goes on from any of them.
     done = again.result.resumed_from
-    assert done in (2, 4) and shown == {n: seen for n, seen in before.items() if n >= done * G}
+    assert done in (0, 2, 4) and shown == {n: seen for n, seen in before.items() if n >= done * G}
     assert ids_by_step(again.folder) == ids
     assert again.losses == pytest.approx({step: whole.losses[step] for step in range(done + 1, 7)}, rel=1e-6)
 

@@ -34,10 +34,14 @@ def find_attention(model: nn.Module, run: Callable[[], object]) -> list[str]:
                 callers[stack[-1]] = None
             return func(*args, **(kwargs or {}))
 
+    def leave(*_: Any) -> None:  # noqa: ANN401
+        """Note that a module ends; what a hook returns would replace its output."""
+        stack.pop()
+
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules():
             hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)).remove)
-            hooks.callback(module.register_forward_hook(lambda *_: stack.pop() and None).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
         with Record():
             run()
     return [name for name in callers if name]

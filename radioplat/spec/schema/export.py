@@ -71,7 +71,7 @@ class ExportConfig:
     tensorrt_version: str | None = None  # (+) target version, e.g. 8.6.1 or 10.3, for opset, cache and bundle
     # (+) least cosine of a quantized student's file with torch, for each output and calibration image (noise, where the
     # spec names no images)
-    least_cosine: float = number(0.98, at_least=-1, at_most=1)
+    least_cosine: float = number(0.98, at_least=0, at_most=1)
     force_ptq: bool = False  # TAO's field: an INT8 scale for every tensor, measured on real images; DLA needs them
     # (+) folder for use without radioplat: graph, scales, preprocessing.json, scripts for trtexec and onnxruntime
     bundle: str | None = None
