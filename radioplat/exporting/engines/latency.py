@@ -19,6 +19,7 @@ from radioplat.exporting.engines.engine_runner import EngineRunner
 # Calls of one window of the warm-up, which ends when two medians in a row differ by at most STEADY.
 WINDOW, STEADY, WARM_UP_SECONDS = 10, 0.03, 3.0
 LEAST_CALLS, MOST_CALLS = 30, 2000
+SETTLE, TURN_SECONDS = 5, 0.15  # of an engine in each turn: calls that do not count, and the least time
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,12 @@ def measure_in_turn(timers: Mapping[str, Callable[[], float]], seconds: float) -
         if rounds >= MOST_CALLS:
             break
         for name, call in timers.items():
-            call()  # the caches still hold another engine's data
+            for _ in range(SETTLE):
+                call()  # the caches still hold another engine's data
+            turn = time.monotonic() + TURN_SECONDS
             times[name] += [call() for _ in range(WINDOW)]
+            while time.monotonic() < turn:
+                times[name].append(call())
     return {name: _latency(times[name], *warm[name]) for name in timers}
 
 
