@@ -19,6 +19,7 @@ from radioplat.exporting.engines.backends.calibration import is_calibrated
 from radioplat.exporting.engines.comparison import causes_of_slowness, compare_latency, warnings_of
 from radioplat.exporting.engines.coverage import Coverage, coverage
 from radioplat.exporting.engines.engine_record import mark_latency, state_of, write_engine
+from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.engines.execution import try_execution
 from radioplat.exporting.engines.float_twins import float_types, write_in_fp32, write_twin
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
@@ -136,9 +137,9 @@ def build_engine(
         if latency_seconds and record["executed"]:
             twins, missing = _write_twins(onnx_path, chosen, reason, request, Path(scratch))
             latency = compare_latency({data_type: engine_path, **twins}, missing, latency_seconds, gpu_id)
-            convolutions = sum(node.op_type == "Conv" for node in file.model.graph.node)
-            causes = causes_of_slowness(chosen, covered, convolutions, latency)
             if data_type in ACTIVATIONS:
+                convolutions = sum(node.op_type == "Conv" for node in file.model.graph.node)
+                causes = causes_of_slowness(chosen, covered, convolutions, latency)
                 latency["warnings"] = warnings_of(latency, data_type, causes)
             record = mark_latency(engine_path, latency)
     recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
@@ -179,8 +180,11 @@ def _write_twins(
         try:
             twin = read_onnx(write_twin(source, name, scratch / f"{name}.onnx"))
             _write(twin, path, backend, reason, dataclasses.replace(request, config=config, timing_cache=None), scratch)
+            load_engine(path, gpu_id=request.gpu_id)
         except EngineError as error:
             missing[name] = error.problems[0].message
+        except Exception as error:  # noqa: BLE001 - a file of another tool may not be rewritten; the engine is built
+            missing[name] = f"the file cannot be written in {name}: {' '.join(str(error).split())[:200]}"
         else:
             engines[name] = path
     return engines, missing

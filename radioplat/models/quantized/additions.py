@@ -8,7 +8,6 @@ included, so the code of the block stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import Quantizer
+from radioplat.models.quantized.run_in_mode import run_in_mode
 
 NAME = "addition_quantizers"
 _ADDITIONS = (
@@ -43,26 +43,14 @@ def quantize_additions(block: nn.Module, places: Mapping[str, NumberFormat | str
     Args:
         places: format by ``<number of the addition>_<number of the operand>``, both from 0.
     """
-    block.__class__ = _rounding(type(block))  # type: ignore[arg-type]
+    run_in_mode(block, _Rounding)
     block.add_module(NAME, nn.ModuleDict({place: Quantizer(format) for place, format in places.items()}))
 
 
-@cache
-def _rounding(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of a block's class that rounds."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run the block; operands of additions that have a quantizer are rounded."""
-        with _Rounding(getattr(self, NAME)):
-            return kind.forward(self, *args, **kwargs)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
 class _Rounding(TorchFunctionMode):
-    def __init__(self, quantizers: nn.ModuleDict) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self._quantizers, self._number = quantizers, -1
+        self._quantizers, self._number = block.get_submodule(NAME), -1
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

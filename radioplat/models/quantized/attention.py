@@ -7,7 +7,6 @@ DequantizeLinear. Blocks keep their code: their call of ``scaled_dot_product_att
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import Quantizer
+from radioplat.models.quantized.run_in_mode import run_in_mode
 
 NAME = "attention_quantizers"
 OPERANDS = ("query", "key", "value", "weights")
@@ -24,7 +24,7 @@ OPERANDS = ("query", "key", "value", "weights")
 
 def quantize_attention(block: nn.Module, format: NumberFormat | str) -> None:
     """Round the operands of the attention that the forward of ``block`` calls, in place."""
-    block.__class__ = _rounding(type(block))  # type: ignore[arg-type]
+    run_in_mode(block, _Rounding)
     block.add_module(NAME, nn.ModuleDict({operand: Quantizer(format) for operand in OPERANDS}))
 
 
@@ -33,22 +33,10 @@ def is_attention(func: Callable) -> bool:
     return func is F.scaled_dot_product_attention
 
 
-@cache
-def _rounding(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of a block's class that rounds."""
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Run the block; the products of its attention are those of rounded operands."""
-        with _Rounding(getattr(self, NAME)):
-            return kind.forward(self, *args, **kwargs)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
 class _Rounding(TorchFunctionMode):
-    def __init__(self, quantizers: nn.ModuleDict) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
-        self._quantizers = quantizers
+        self._quantizers = block.get_submodule(NAME)
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

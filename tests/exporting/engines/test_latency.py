@@ -101,6 +101,25 @@ def test_a_file_in_halves_is_widened_with_its_scales(vit_int8, tmp_path):
         assert np.abs(value - other).max() <= 0.05 * np.abs(other).max()
 
 
+def test_a_file_that_has_no_twin_still_becomes_an_engine(conv_int8, tmp_path):
+    """One that computes in double between its own types."""
+    model = onnx.load(conv_int8)
+    cast = onnx.helper.make_node("Cast", ["summary.wide"], ["summary"], "widen", to=onnx.TensorProto.FLOAT)
+    double = onnx.helper.make_node("Cast", ["summary.own"], ["summary.wide"], "double", to=onnx.TensorProto.DOUBLE)
+    for node in model.graph.node:
+        node.output[:] = ["summary.own" if name == "summary" else name for name in node.output]
+    model.graph.node.extend([double, cast])
+    onnx.save(model, tmp_path / "foreign.onnx")
+    config = TensorRTConfig(data_type="int8", **SMALL)
+    backend = EngineBackend.onnxruntime
+    report = build_engine(
+        tmp_path / "foreign.onnx", tmp_path / "a.engine", config, backend=backend, latency_seconds=0.05
+    )
+    assert report.executed and set(report.latency["batches"]["1"]) | set(report.latency["not_measured"]) == {
+        "int8", "fp32", "fp16"
+    }  # fmt: skip
+
+
 def test_no_latency_of_an_engine_that_does_not_run(conv_int8, tmp_path):
     pytest.importorskip("tensorrt_rtx_bindings", reason="the `engine` extra is not installed")
     config = TensorRTConfig(data_type="int8", **SMALL)

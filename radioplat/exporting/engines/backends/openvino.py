@@ -91,7 +91,8 @@ def load_openvino() -> Any:  # noqa: ANN401
 def precision_hint(data_types: list[str]) -> str:
     """Return the float type to compute in; without a hint OpenVINO takes bf16 where the CPU has AMX.
 
-    Beside INT8 it is bf16 with AMX, else fp32: without AMX a ViT-Tiny takes 1.7 times as long in fp16 or bf16.
+    Beside INT8 it is bf16 with AMX, else fp32: without AMX a ViT-Tiny takes 1.6 to 1.7 times as long in
+    fp16 or bf16 (``benchmarks.engines``).
     """
     if set(data_types) & set(ACTIVATIONS):
         return "bf16" if "amx_bf16" in cpu_name(["amx_bf16"]) else "fp32"
