@@ -15,6 +15,7 @@ from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy import infer_onnxruntime, infer_tensorrt, triton
 from radioplat.exporting.deploy.trtexec import arguments, script
+from radioplat.exporting.reference_session import open_reference
 
 PREPROCESSING, BUILD, VERIFY, SAMPLE = "preprocessing.json", "build_engine.sh", "verify.sh", "sample.npz"
 TRITON = "triton"
@@ -121,19 +122,14 @@ def _sample(content: Bundled) -> dict[str, np.ndarray]:
 
     It computes none in bf16: then there are no features, and ``verify.sh`` measures the latency alone.
     """
-    import onnxruntime
-
     (name, shape), *_ = content.inputs.items()
     count = shape[0] if isinstance(shape[0], int) else SAMPLED
     coarse = np.random.default_rng(0).integers(0, 256, (count, 3, 8, 8), np.uint8)
     height, width = content.size
     rows, columns = (np.arange(side) * 8 // side for side in (height, width))
     images = coarse[:, :, rows][:, :, :, columns]  # areas of one colour: noise has little that a network responds to
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(str(content.onnx_file), options, providers=["CPUExecutionProvider"])
+        session = open_reference(content.onnx_file, "export.bundle")
         values = session.run(None, {name: images.astype(np.float32) / 255})
     except Exception:  # noqa: BLE001 - its errors have no common base class
         return {"images": images}

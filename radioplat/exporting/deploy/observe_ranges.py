@@ -16,6 +16,7 @@ from radioplat.compression.quantization.histogram import Magnitudes
 from radioplat.errors import DataError, EngineError
 from radioplat.exporting.qdq.graph import Graph, read_graph, replace_entries
 from radioplat.exporting.qdq.ranges import Range
+from radioplat.exporting.reference_session import open_reference
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.spec.schema.quantize import Calibrator, QuantizeConfig
 
@@ -49,7 +50,7 @@ def observe(path: Path, batches: Sequence[np.ndarray], config: QuantizeConfig) -
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         file = Path(scratch) / "all_outputs.onnx"
         onnx.save(model, str(file), save_as_external_data=True, location="weights")
-        session = _open(file)
+        session = open_reference(file, str(path))
 
         def run_with(update: Callable[[Magnitudes, torch.Tensor], None]) -> None:
             """Run the images; call ``update`` with each tensor's magnitudes and values."""
@@ -98,13 +99,3 @@ def _without_weights(model: ModelProto) -> ModelProto:
     small = [t for t in light.graph.initializer if t.data_type != TensorProto.FLOAT or len(t.raw_data) <= 1024]
     replace_entries(light.graph.initializer, small)
     return light
-
-
-def _open(path: Path):
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    # Without optimization: fused tensors have no range.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -104,6 +104,7 @@ def advice(layers: Sequence[LayerTime], record: dict[str, Any]) -> list[str]:
         of_group.setdefault(group_of(layer), []).append(layer)
 
     def share(rows: Sequence[LayerTime]) -> float:
+        """Return the share of the time that ``rows`` take."""
         return sum(row.milliseconds for row in rows) / total
 
     quantized = record["data_type"] in ACTIVATIONS

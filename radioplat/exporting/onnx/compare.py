@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from radioplat.errors import EngineError
+from radioplat.exporting.reference_session import open_reference
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compare_with_torch(
     Raises:
         EngineError: onnxruntime refuses the file, or an output of torch or the file is not finite.
     """
-    session = open_plain(path)
+    session = open_reference(path, "export")
     generator = torch.Generator().manual_seed(0)
     worst = Agreement(0.0, -1.0, "")
     for batch, (height, width) in itertools.product(batches, sizes):
@@ -106,25 +106,6 @@ def _worse(a: Agreement, b: Agreement) -> Agreement:
     largest = max(a, b, key=lambda x: x.max_relative_error)
     cosine = min(a.min_cosine, b.min_cosine)
     return Agreement(max(a.max_abs_error, b.max_abs_error), largest.max_relative_error, largest.output, cosine)
-
-
-def open_plain(path: Path) -> Any:  # noqa: ANN401
-    """Return an onnxruntime session on the CPU that computes the file as it is written.
-
-    Raises:
-        EngineError: onnxruntime refuses the file.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    # Without optimization, because onnxruntime's rewrites may change numbers.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise EngineError(f"onnxruntime cannot load the file: {_line(error)}", where="export") from error
 
 
 def _line(error: BaseException) -> str:

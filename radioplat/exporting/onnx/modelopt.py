@@ -20,10 +20,10 @@ import onnx
 
 from radioplat.common.imports import needs
 from radioplat.errors import EngineError, SpecError
-from radioplat.exporting.onnx.compare import open_plain
 from radioplat.exporting.onnx.flat_student import INPUT
 from radioplat.exporting.qdq.graph import Graph, read_graph
 from radioplat.exporting.qdq.graph_layers import find_layers
+from radioplat.exporting.reference_session import open_reference
 
 # Arguments set by radioplat; the others can be given as quantize.backend_kwargs.
 _OWN = ("onnx_path", "output_path", "quantize_mode", "calibration_data", "calibration_method", "model_id")
@@ -124,7 +124,7 @@ def quantize_onnx(
 def _is_finite(file: Path, images: np.ndarray) -> bool:
     """Return whether all outputs are finite on these images; True if onnxruntime cannot run the file."""
     try:
-        session = open_plain(file)
+        session = open_reference(file, "quantize.backend")
         return all(np.isfinite(value).all() for value in session.run(None, {INPUT: images[:16]}))
     except Exception:  # noqa: BLE001 - its errors have no common base class
         return True

@@ -47,6 +47,7 @@ def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndar
         """Adds up what TensorRT reports after each call."""
 
         def report_layer_time(self, layer_name: str, ms: float) -> None:
+            """Add the milliseconds of a layer."""
             total[layer_name] = total.get(layer_name, 0.0) + ms
 
     context.profiler = times = Times()
