@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from radioplat.exporting.onnx.export import export_onnx
-from radioplat.models.student.student import Student, StudentArchitecture
+from tests.helpers.drawn_student import drawn_student
 
 SIZE = 64
 
@@ -18,12 +18,7 @@ SIZE = 64
     ("name", "most"), [("mobileone_s0", 43), ("repvgg_a0", 25), ("repvit_m0_9", 105), ("fastvit_t8", 60)]
 )
 def test_the_file_has_one_convolution_a_block_and_computes_the_same(name, most, tmp_path):
-    torch.manual_seed(0)
-    student = Student(StudentArchitecture(name)).eval()
-    for module in student.modules():  # statistics as after training: else BatchNorm is nearly the identity
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
+    student = drawn_student(name, SIZE)
     images = torch.rand(2, 3, SIZE, SIZE)
     with torch.no_grad():
         wanted = student(images)

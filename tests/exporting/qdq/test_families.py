@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import RadioplatError
 from radioplat.exporting.onnx.export import export_onnx
-from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.quantize import QuantizeConfig
+from tests.helpers.drawn_student import drawn_student
 
 QUICK = ("regnety_002", "resnetv2_50")
 # Those that cannot become a Q/DQ graph, and what the error says.
@@ -40,12 +39,7 @@ def size_of(name: str) -> int:
 )
 def test_a_family_has_no_error_or_says_why(name, tmp_path):
     size = size_of(name)
-    torch.manual_seed(0)
-    student = Student(StudentArchitecture(name, img_size=size)).eval()
-    for module in student.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
+    student = drawn_student(name, size)
     images = torch.randint(0, 256, (2, 3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     if name in REFUSED:
         with pytest.raises((RadioplatError, ValueError), match=REFUSED[name]):

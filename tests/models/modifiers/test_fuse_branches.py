@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import save_model
 from radioplat.spec.schema.quantize import QuantizeConfig
+from tests.helpers.drawn_student import drawn_student
 
 SIZE = 64
 FAMILIES = ["mobileone_s0", "repvgg_a0", "repvit_m0_9", "fastvit_t8"]
 
 
-def trained(name: str) -> Student:
-    """A student with statistics as after training: else BatchNorm is nearly the identity."""
-    torch.manual_seed(0)
-    student = Student(StudentArchitecture(name, img_size=SIZE)).eval()
-    for module in student.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
-    return student
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_features_stay_and_the_checkpoint_is_read_back(name, tmp_path):
-    student = trained(name)
+    student = drawn_student(name, SIZE)
     images = torch.rand(2, 3, SIZE, SIZE)
     with torch.no_grad():
         wanted = student(images)
@@ -51,7 +40,7 @@ def test_a_student_without_branches_stays_as_it_is():
 
 
 def test_a_quantized_student_has_one_scale_a_block(tmp_path):
-    student = trained("mobileone_s0")
+    student = drawn_student("mobileone_s0", SIZE)
     images = torch.randint(0, 256, (4, 3, SIZE, SIZE), dtype=torch.uint8)
     done = quantize_model(student, QuantizeConfig(), [images])
     assert done.model.architecture.fused_branches and not student.architecture.fused_branches
