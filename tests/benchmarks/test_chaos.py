@@ -36,6 +36,7 @@ def chaos(folder: Path, *arguments: str, seconds: float) -> dict:
 needs_compiler = pytest.mark.skipif(not (shutil.which("cc") or shutil.which("gcc")), reason="no C compiler")
 
 
+@pytest.mark.proof
 @needs_compiler
 @pytest.mark.timeout(400)
 def test_a_short_run_holds(tmp_path):

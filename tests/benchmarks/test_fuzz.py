@@ -15,6 +15,7 @@ from benchmarks import fuzz
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.proof
 def test_a_short_run_holds(tmp_path):
     command = [sys.executable, "-m", "benchmarks.fuzz", "--seconds", "400", "--trials", "60", "--seed", "5"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}

@@ -70,6 +70,7 @@ def test_two_ranks_climb_to_the_engine_with_torch_and_timm_alone(tmp_path):
     assert device["gflop"]["student"] < rungs["losses"]["gflop_per_image"]
 
 
+@pytest.mark.proof
 def test_the_training_loop_takes_turns_with_the_loop_by_hand(tmp_path):
     rungs = climb(tmp_path, "--seconds", "1", "--only", "inline")
     check_rung(rungs["inline"])

@@ -140,7 +140,8 @@ def test_images_without_a_digest_are_named(tmp_path):
         assert code == 1 and len(lines) == 1 and f"{path.stem}{ending} is not pinned" in lines[0]
 
 
-@pytest.mark.parametrize("name", ["cuda", *(pytest.param(name, marks=pytest.mark.proof) for name in ("cpu", "deploy"))])
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["cuda", "cpu", "deploy"])
 def test_what_is_installed_works(name, tmp_path):
     """The folder that the image has, out of what is sent to the builder; its own package installed as there, without
     the dependencies, which are here; then what its users call."""

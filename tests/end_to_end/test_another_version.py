@@ -47,6 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).digest() for path in files}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("damage", ["another version", "torn"])
 def test_checkpoints_none_of_which_can_be_read(quiet_run, distil, tmp_path, damage):
     folder = tmp_path / "run" / "distill"
@@ -104,6 +105,7 @@ def test_a_newer_one_of_another_version_is_not_trained_over(quiet_run, distil, t
     assert sorted(path.name for path in (folder / "set_aside_1").iterdir()) == NAMES[2:]
 
 
+@pytest.mark.proof
 def test_the_same_on_a_second_home(make_spec, distil, tmp_path):
     home = tmp_path / "home"
     spec = make_spec(tmp_path / "run")
@@ -162,6 +164,7 @@ def test_a_newer_record_is_refused_by_name_by_all_that_read_it(quiet_run, tmp_pa
     assert files_in(folder) == before
 
 
+@pytest.mark.proof
 def test_a_ledger_of_a_newer_version_is_not_copied_back(make_spec, distil, tmp_path):
     home = tmp_path / "home"
     spec = make_spec(tmp_path / "run")

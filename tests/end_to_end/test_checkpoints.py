@@ -142,6 +142,7 @@ def test_a_lost_folder_goes_on_from_the_store(quiet_run, make_spec, distil, s3_s
     assert same(other.result.checkpoint, quiet_run.result.checkpoint, student_tensors)
 
 
+@pytest.mark.proof
 def test_a_lost_folder_goes_on_in_the_number_format_that_it_began_with(make_spec, distil, s3_store, tmp_path):
     there = f"train.checkpoint_dir=s3://kept/{tmp_path.name}"
     spec = make_spec(tmp_path / "run")
@@ -156,6 +157,7 @@ def test_a_lost_folder_goes_on_in_the_number_format_that_it_began_with(make_spec
             assert any("train.precision=bf16 (as this run began)" in line for line in again.lines)
 
 
+@pytest.mark.proof
 def test_a_store_that_refuses(make_spec, distil, s3_store, tmp_path, capfd):
     there = f"train.checkpoint_dir=s3://kept/{tmp_path.name}"
     spec = make_spec(tmp_path / "run")

@@ -24,6 +24,7 @@ def spec(make_spec, tmp_path_factory):
     return {**spec, "compat": "tao", "train": {**spec["train"], "optim": {"lr": 1e-3}, **EVERY_STEP}}
 
 
+@pytest.mark.proof
 def test_a_resume_goes_on_as_if_there_had_been_no_stop(spec, distil, student_tensors, tmp_path):
     whole = distil(spec, STEPS, f"results_dir={tmp_path / 'whole'}")
     written = load_spec(whole.folder / "experiment.yaml").distill

@@ -62,6 +62,7 @@ def report(killed, spec_file):
     return compress(spec_file, say=lines.append), lines
 
 
+@pytest.mark.proof
 def test_it_goes_on_where_it_was_killed(report, killed, spec_file):
     done, lines = report
     assert [line for line in lines if line.endswith("is done already")] == [

@@ -114,6 +114,7 @@ def teacher(sets, tmp_path_factory):
     ).checkpoint
 
 
+@pytest.mark.proof
 def test_a_detector_is_distilled_and_resumed(spec, teacher, tmp_path):
     names = (("srcs.1", "L2"), ("srcs.0", "IOU"), ("memory.2", "phi_s"), ("queries", "L2"))
     bindings = [dict(teacher_module_name=n, student_module_name=n, criterion=c, weight=1.0) for n, c in names]

@@ -37,6 +37,7 @@ def blocks(tmp_path, monkeypatch) -> dict[str, dict]:
         sys.modules.pop(module, None)
 
 
+@pytest.mark.proof
 def test_the_code_of_the_page_runs_as_printed(blocks, make_spec, distil, weights, tmp_path):
     tensors = safetensors.torch.load_file(weights["lite0"])
     own = {f"net.{name}": value for name, value in tensors.items() if not name.startswith("classifier.")}

@@ -63,6 +63,7 @@ def test_a_second_trial_makes_no_pass(make_spec, distil, passes, tmp_path):
     assert other.losses[8] != second.losses[8]
 
 
+@pytest.mark.proof
 def test_drawn_views_are_those_of_the_same_places_of_the_order(make_spec, distil, passes, tmp_path):
     """A draw follows from seed and position: the same trial again hits, another seed sees other crops and misses."""
     spec = make_spec(tmp_path / "first", {"feature_cache": {"dir": str(tmp_path / "cache")}})
@@ -105,6 +106,7 @@ def test_a_run_that_repeats_its_views_asks_the_teachers_once(make_spec, distil, 
     assert "none; " in plan(load_spec(make_spec(tmp_path / "full"), full)).facts["feature cache"]
 
 
+@pytest.mark.proof
 def test_the_number_of_views_follows_the_number_of_passes(make_spec, distil, tmp_path):
     """Unset, no view is shown more than four times; a run that has begun keeps its views, and 0 repeats none."""
     unset = "dataset.augmentation.views_per_image=null"
@@ -132,6 +134,7 @@ def test_the_number_of_views_follows_the_number_of_passes(make_spec, distil, tmp
     assert preflight.spec.dataset.augmentation.views_per_image == 1
 
 
+@pytest.mark.proof
 def test_a_full_cache_is_told_and_a_useless_one_refused(make_spec, distil, tmp_path):
     spec = make_spec(tmp_path / "run", {"feature_cache": {"dir": str(tmp_path / "cache"), "max_bytes": 100_000}})
     trail = distil(spec, "train.max_steps=2")

@@ -185,6 +185,7 @@ def test_a_submitted_job_trains(student):
     assert radioplat.load_student(folder / "model_latest").head_names == ["vit"]
 
 
+@pytest.mark.proof
 def test_a_path_inside_rays_copy_is_refused(submit, student):
     status, output = submit("jobs/radio_distill.py", "-e", str(student))
     assert status == 1

@@ -46,6 +46,7 @@ def broken_off(quiet_run, tmp_path):
     return lambda steps: break_off(quiet_run.folder, tmp_path, steps)
 
 
+@pytest.mark.proof
 def test_a_run_goes_on_cut_up_and_offloaded(quiet_run, broken_off, make_spec, distil, tmp_path):
     """Saved at stage 0, gone on with at stage 3 with the optimizer on the host."""
     then = distil(make_spec(tmp_path), *broken_off(6), "train.zero_stage=3", "train.offload=true")
@@ -170,6 +171,7 @@ def test_a_worker_that_swaps_or_drops_a_row_is_found_out(make_spec, distil, monk
     assert wrong in err and str(trail.folder) in err and "step 1" in out
 
 
+@pytest.mark.proof
 def test_a_step_of_two_views_of_each_image_is_proven_and_goes_on(make_spec, distil, ids_by_step, tmp_path):
     two = "dataset.train_dataset.views_per_step=2"
     spec = make_spec(tmp_path / "whole")
@@ -275,6 +277,7 @@ def test_a_refused_change_undone_goes_on(quiet_run, broken_off, distil):
     assert again.losses == pytest.approx({s: quiet_run.losses[s] for s in (7, 8)}, rel=1e-6)
 
 
+@pytest.mark.proof
 def test_another_order_is_accepted_when_asked_for(quiet_run, broken_off, distil, ids_by_step):
     again = distil(quiet_run.file, *broken_off(4), "dataset.train_dataset.seed=7", "train.restart_order=true")
     assert again.result.resumed_from == 4 and again.result.global_step == 8
@@ -285,6 +288,7 @@ def test_another_order_is_accepted_when_asked_for(quiet_run, broken_off, distil,
     assert proof.holds and (proof.first_step, proof.expected, proof.before, proof.replayed) == (4, 24, 24, 24)
 
 
+@pytest.mark.proof
 def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(make_spec, distil, monkeypatch, tmp_path):
     def run(name: str):
         spec = make_spec(tmp_path / name)
@@ -359,6 +363,7 @@ def test_drawn_sizes_and_every_augmentation_train_and_go_on_as_they_were(make_sp
         assert loss == pytest.approx(whole.losses[step], rel=1e-6), step
 
 
+@pytest.mark.proof
 def test_average_and_warm_up_follow_the_length_of_the_run(make_spec, distil, tmp_path):
     """Over a tenth of it, and a twentieth; a run that has begun keeps its own, and what the spec says stays."""
 

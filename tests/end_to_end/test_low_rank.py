@@ -29,6 +29,7 @@ def report(spec, tmp_path_factory):
     return low_rank(spec, (*RETRAIN, f"low_rank.results_dir={tmp_path_factory.mktemp('low')}"), say=lambda line: None)
 
 
+@pytest.mark.proof
 def test_what_it_left(report, spec, tmp_path):
     student, start = (
         radioplat.load_student(report.path),

@@ -107,6 +107,7 @@ def test_each_teacher_is_asked_for_its_share_and_goes_on_with_it(short, distil, 
     assert again.losses == pytest.approx({step: trail.losses[step] for step in (3, 4)}, rel=1e-6)
 
 
+@pytest.mark.proof
 def test_each_partition_draws_its_sizes_and_draws_them_again_after_a_kill(short, distil, shown, ids_by_step, tmp_path):
     """C-RADIOv4's recipe, small: sizes of one partition for one teacher, larger sizes of another for the other."""
     low = {"share": 0.5, "teachers": ["lite0"], "sizes": {64: 1, 96: 3}}
@@ -134,6 +135,7 @@ def test_each_partition_draws_its_sizes_and_draws_them_again_after_a_kill(short,
     assert again.losses == pytest.approx({step: whole.losses[step] for step in range(done + 1, 7)}, rel=1e-6)
 
 
+@pytest.mark.proof
 def test_one_partition_of_everything_is_none(short, distil, tmp_path):
     whole = [{"share": 1.0, "teachers": ["lite0", "vit"]}]
     none, one = (distil(short(tmp_path / str(len(part)), part)) for part in ([], whole))

@@ -28,6 +28,7 @@ def supervised(corpora, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.proof
 def test_a_distillation_keeps_what_it_began_with(make_spec, distil, tmp_path):
     spec = make_spec(tmp_path)
     del spec["train"]["precision"]

@@ -123,7 +123,7 @@ def test_two_of_four_are_zero_in_the_exported_graph_too(sparse, spec, tmp_path):
     "how",
     [
         pytest.param(("train.zero_stage=1",), marks=pytest.mark.proof),
-        ("train.zero_stage=2", "train.precision=bf16", "train.optim.optim=lamb"),
+        pytest.param(("train.zero_stage=2", "train.precision=bf16", "train.optim.optim=lamb"), marks=pytest.mark.proof),
         ("train.zero_stage=3", "train.optim.optim=sgd", "train.enable_ema=true", "train.ema_decay=0.5"),
     ],
     ids=["zero 1", "zero 2 bf16", "zero 3 ema"],

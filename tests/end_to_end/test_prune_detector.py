@@ -43,6 +43,7 @@ def spec(tmp_path_factory):
     return spec
 
 
+@pytest.mark.proof
 def test_what_is_left_is_judged_and_trains_on(spec, tmp_path, capsys):
     report = prune(spec)
     assert report.after.params < 0.4 * report.before.params and report.amount == 0.5

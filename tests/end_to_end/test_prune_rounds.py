@@ -83,6 +83,7 @@ def test_the_schedule_is_replayed_at_its_rate(rounds, spec):
         assert rates == [pytest.approx(spec.train.optim.lr * share) for share in (1, 0.75, 0.25)]
 
 
+@pytest.mark.proof
 def test_the_same_command_goes_on_at_the_step_where_it_was(rounds, spec, early, tmp_path, monkeypatch):
     """Stopped after the second step of the second round; the student that comes out is that of the quiet rounds."""
     asked = (*ROUNDS, f"prune.retrain.rewind_to={early}", f"prune.results_dir={tmp_path}")

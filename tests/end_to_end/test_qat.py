@@ -102,6 +102,7 @@ def test_what_cannot_be_is_named(quiet_run, asked, override, said, tmp_path):
         quantize(quiet_run.file, [*asked[0], f"results_dir={tmp_path}", override], say=lambda line: None)
 
 
+@pytest.mark.proof
 def test_an_exported_file_by_modelopt(quiet_run, tmp_path):
     spec = load_spec(quiet_run.file, [f"export.checkpoint={quiet_run.result.checkpoint}", f"results_dir={tmp_path}"])
     changes = ["quantize.backend=modelopt.onnx", "quantize.calibration_batches=3"]

@@ -60,6 +60,7 @@ def test_it_is_judged_as_any_student(quantized, spec, tmp_path):
         export(load_spec(spec, changes))
 
 
+@pytest.mark.proof
 def test_it_trains_on_with_its_scales(quantized, spec, distil, tmp_path):
     changes = (f"train.pretrained_model_path={quantized.path}", f"results_dir={tmp_path}", "train.num_epochs=1")
     trail = distil(spec, *changes)

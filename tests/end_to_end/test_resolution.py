@@ -81,7 +81,7 @@ def test_two_sizes_in_one_global_batch_and_a_mosaic(make_spec, distil, tmp_path)
     assert costs["lite0"].bytes == 12 * 2 * (1280 + 3 * 3 * 1280), "of 96 pixels"
 
 
-@pytest.mark.parametrize("kind", ["shift_equivariance", "full_equivariance"])
+@pytest.mark.parametrize("kind", ["shift_equivariance", pytest.param("full_equivariance", marks=pytest.mark.proof)])
 def test_every_model_sees_its_own_part_of_the_image(make_spec, distil, tmp_path, kind):
     spec = make_spec(tmp_path / "moved", {"dataset": {"train_dataset": {kind: True}}})
     warned = [line for line in plan(load_spec(spec)).warnings if "never shifted" in line]
@@ -94,6 +94,7 @@ def test_every_model_sees_its_own_part_of_the_image(make_spec, distil, tmp_path,
     assert again.losses == pytest.approx({2: trail.losses[2]}, rel=1e-6)
 
 
+@pytest.mark.proof
 def test_corrupting_what_masks_hide_changes_nothing(make_spec, distil, monkeypatch, tmp_path):
     """Images turned by 20 degrees: the corners that show nothing are filled with noise, for student and teachers."""
     turned = {"augmentation": {"random_rotate": {"enable": True, "rotate_probability": 1.0, "angle_list": [20]}}}

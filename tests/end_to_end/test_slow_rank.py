@@ -91,7 +91,7 @@ def of_steps(order: list[int], rank: int, first: int, last: int) -> list[int]:
     return [i for n in numbers for i in order[2 * n : 2 * n + 2]]
 
 
-@pytest.mark.parametrize("step", [11, 20])
+@pytest.mark.parametrize("step", [11, pytest.param(20, marks=pytest.mark.proof)])
 def test_ranks_follow_a_change_of_the_dealing(start_ranks, step):
     """Inside an execution, and where one that is open already begins; both are dealt by the old costs."""
     import ray
@@ -122,6 +122,7 @@ def test_a_late_rank_gets_all_its_micro_batches(start_ranks):
         assert first[rank] + rest[rank] == of_steps(order, rank, 0, STEPS)
 
 
+@pytest.mark.proof
 def test_executions_in_turn_a_roll_back_and_a_dead_coordinator(start_ranks):
     import ray
 

@@ -190,6 +190,7 @@ def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
 CASES = [(name, *size) for name, (_, _, loads) in RUNS.items() for size in loads]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "world", "stage"), CASES)
 def test_bit_for_bit(found, name, world, stage):

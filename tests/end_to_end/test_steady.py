@@ -49,7 +49,7 @@ def messages(folder: Path) -> str:
     return "\n".join(line["message"] for line in read_status(folder / "status.json"))
 
 
-@pytest.mark.parametrize("engine", ["deepspeed", "ddp"])
+@pytest.mark.parametrize("engine", ["deepspeed", pytest.param("ddp", marks=pytest.mark.proof)])
 def test_a_roll_back_frees_the_engine_before_it_builds_the_next(make_spec, distil, tmp_path, monkeypatch, engine):
     held: list[weakref.ref] = []
     alive: list[int] = []
@@ -88,6 +88,7 @@ def test_a_jump_is_rolled_back_to_the_last_checkpoint_and_its_span_left_out(
     assert account.seconds["skipped"] > 0 and account.lost == 0
 
 
+@pytest.mark.proof
 def test_a_jump_in_the_last_step_leaves_the_state_of_the_checkpoint_before_as_the_end(
     make_spec, distil, tmp_path, monkeypatch
 ):
@@ -97,6 +98,7 @@ def test_a_jump_in_the_last_step_leaves_the_state_of_the_checkpoint_before_as_th
     assert (state.global_step, state.optimizer_steps, trail.result.checkpoint.name) == (8, 6, "model_epoch_002")
 
 
+@pytest.mark.proof
 def test_a_jump_is_left_out_before_the_weights_move_like_a_nan(
     make_spec, distil, tmp_path, monkeypatch, student_tensors
 ):
@@ -174,7 +176,7 @@ def run_script(script: str, *arguments: str, expect: int = 0, **environment: str
 MESA = {"train": {"enable_ema": True, "ema_decay": 0.5}, "distill": {"mesa": {"weight": 0.5}}}
 
 
-@pytest.mark.parametrize("more", [{}, MESA], ids=["plain", "mesa"])
+@pytest.mark.parametrize("more", [{}, pytest.param(MESA, marks=pytest.mark.proof)], ids=["plain", "mesa"])
 def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_from_then_on(make_spec, tmp_path, more):
     """The limit is real; the appetite is a tensor beside the model's own, as large as the samples are many. With MESA
     the views of the average overlap the student's, each in its own way."""
@@ -195,6 +197,7 @@ def test_a_model_that_takes_more_than_a_real_limit_of_address_space_sees_halves_
     assert "global batch of 6 and its samples are the same" in messages(folder)
 
 
+@pytest.mark.proof
 def test_a_teacher_that_takes_more_ends_the_run_and_what_it_says_helps(make_spec, tmp_path):
     spec = json.dumps(make_spec(tmp_path))
     said = " ".join(run_script(TEACHERS_APPETITE, spec).split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import radioplat
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.plan.plan import plan
@@ -22,6 +24,7 @@ def of_student(make_spec, weights, folder, **train):
     return {**spec, "model": {"backbone": student}}
 
 
+@pytest.mark.proof
 def test_plan_and_the_run_warn_alike_and_not_by_default(make_spec, weights, tmp_path):
     spec = of_student(make_spec, weights, tmp_path, max_steps=1)
     planned = [line for line in plan(load_spec(spec, HARM)).warnings if any(field in line for field in FIELDS)]
@@ -56,6 +59,7 @@ def test_what_was_decided_is_said_written_and_kept(make_spec, weights, tmp_path)
     assert "changed in the spec since: train.max_steps: 1 -> 2" in line and "use_mlp" not in line
 
 
+@pytest.mark.proof
 def test_heads_of_a_pretrained_student_are_fitted_and_its_first_loss_is_lower(make_spec, weights, tmp_path):
     def run(name: str, *overrides: str):
         spec = of_student(make_spec, weights, tmp_path / name, max_steps=8)

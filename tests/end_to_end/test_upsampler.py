@@ -69,6 +69,7 @@ def trained(make_spec, photographs, tmp_path_factory):
     return train_upsampler(spec)
 
 
+@pytest.mark.proof
 def test_it_is_more_consistent_than_bilinear_on_a_photograph_that_training_never_saw(trained):
     before, after = trained.before, trained.after
     assert trained.held_out == 14
@@ -83,6 +84,7 @@ def test_it_is_more_consistent_than_bilinear_on_a_photograph_that_training_never
     assert load_spec(trained.folder / "experiment.yaml").train_upsampler.steps == 20
 
 
+@pytest.mark.proof
 def test_it_learns_the_images_that_it_is_trained_on(small, photographs, tmp_path):
     spec = small(tmp_path, steps=60, lr=5e-3, fit_images=16)
     some = tmp_path / "some"
@@ -109,6 +111,7 @@ def test_a_student_learns_from_the_finer_map(trained, make_spec, distil, tmp_pat
     assert trail.losses[8] < trail.losses[1]
 
 
+@pytest.mark.proof
 def test_the_same_spec_gives_the_same_upsampler_and_a_rerun_replaces_it(small, tmp_path):
     first = train_upsampler(small(tmp_path / "a"))
     tensors = load_file(first.path)

@@ -349,6 +349,7 @@ def test_a_stream_whose_coordinator_dies_behind_its_last_batch_ends(ray_cluster,
     assert ids_of(found) == data.order.slice(0, STEPS * 4 * BATCH_SIZE).sample_id.tolist()
 
 
+@pytest.mark.proof
 def test_more_executions_than_cpus_run_all_their_tasks_and_no_more(ray_cluster, run_data, slow_storage):
     """Ray Data would give none of six executions a CPU of four, and let each run one task at a time."""
     arguments, data = run_data(timeout=60)

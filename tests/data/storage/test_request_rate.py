@@ -22,6 +22,7 @@ def none_limited(monkeypatch):
     monkeypatch.setattr(request_rate, "_rates", {})
 
 
+@pytest.mark.proof
 def test_readers_of_a_store_that_throttles_soon_send_what_it_answers():
     command = [sys.executable, "-m", "benchmarks.judges.store_requests", "benchmarks.store_requests:read_all"]
     how = ["--images", "500", "--rate", "50", "--processes", "2", "--threads", "8"]

@@ -164,6 +164,7 @@ def judged(base, paths, made):
     return evaluate(spec_of(base, Path(made["root"]) / "judged", models[2], *models[:2], *models[3:]))
 
 
+@pytest.mark.proof
 def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
     rows = {row.name: row for row in judged.models}
     made = ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16", "int8", "cpu"]

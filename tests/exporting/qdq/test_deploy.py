@@ -129,6 +129,7 @@ def test_force_ptq_takes_the_weights_of_a_quantized_student_and_leaves_its_scale
     )
 
 
+@pytest.mark.proof
 def test_no_file_holds_lines_of_source(checkpoints, photographs, tmp_path):
     for which in ("fp32", "int8"):
         report = run(tmp_path / which, checkpoints[which], photographs)

@@ -128,6 +128,7 @@ def test_other_formats_and_mixed_precision(architecture, formats, data_type, sto
     assert built.kernels[str(formats.activations)] == report.quantized.lint.quantized, built.kernels
 
 
+@pytest.mark.proof
 def test_weights_as_floats_behind_pairs_give_the_same_features(tmp_path):
     student = quantized_student(VIT, LayerFormats())
     images, paths = torch.rand(2, 3, SIZE, SIZE), [tmp_path / "stored.onnx", tmp_path / "float.onnx"]

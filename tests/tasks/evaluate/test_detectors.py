@@ -81,6 +81,7 @@ def spec_of(made, tmp_path, **models):
     }
 
 
+@pytest.mark.proof
 def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
     spec = spec_of(made, tmp_path, torch="model", onnx="model.onnx", engine="model.engine", damaged="damaged")
     found = evaluate(spec)

@@ -42,6 +42,7 @@ def scales_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name.endswith("_quantizer.scale")}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("case", cases.MATRIX, ids=str)
 def test_every_stage_on_two_workers_is_one_worker(found, case):
     """Rounding makes small differences jump, so the losses are compared, not each weight."""

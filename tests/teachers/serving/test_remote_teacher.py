@@ -70,6 +70,7 @@ def same(packed, other) -> bool:
     return np.array_equal(packed.summary, other.summary) and np.array_equal(packed.spatial, other.spatial)
 
 
+@pytest.mark.proof
 def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
     plain, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": 8, "num_cpus": 0.5})
 
@@ -158,6 +159,7 @@ def choose_without_nixl(pool) -> bool:
     return pool.direct
 
 
+@pytest.mark.proof
 def test_tensors_from_device_to_device_survive_a_killed_replica(pool, slow):
     asked, own = pool(slow({"transport": "nixl"}, seconds=0.1)), InlineTeacher(slow({}), GRID, "cpu")
     asker = ray.remote(num_cpus=0)(Asker).remote(asked)
@@ -186,6 +188,7 @@ def test_a_forward_that_hangs_is_run_again(pool, slow, tmp_path):
     assert any("restarted" in line and "teacher t" in line for line in said) and not hang.exists()
 
 
+@pytest.mark.proof
 def test_a_forward_that_hangs_again_is_given_up(pool, slow, tmp_path):
     hang = tmp_path / "hang"
     asked = pool(slow({"timeout_s": 4}, hang=str(hang)))

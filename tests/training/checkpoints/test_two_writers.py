@@ -110,6 +110,7 @@ def play(folder: Path, new: str, points: str) -> tuple[list[str], list[str]]:
     return [number for number, stopped in lines if stopped == "1"], fates
 
 
+@pytest.mark.proof
 def test_a_writer_that_was_thought_dead_takes_nothing_away(tmp_path):
     stopped, fates = play(tmp_path, "idle", "1,5,10,15,16,17,18,22,26")
     assert len(stopped) == 9

@@ -12,7 +12,7 @@ ranks = load(Path(__file__).with_name("whole_ranks.py"))
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.proof), 2])
 def test_it_is_bit_for_bit_what_the_ranks_had_when_they_copied(world, tmp_path):
     run_ranks(ranks.work, tmp_path, world=world, seconds=500)
     for rank in range(world):

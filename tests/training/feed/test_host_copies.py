@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(400)
 def test_no_byte_is_copied_from_pageable_memory_or_by_the_training_thread():
     command = [sys.executable, "-m", "benchmarks.host_copies"]

@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.proof
 def test_a_step_reads_the_device_as_often_whatever_the_number_of_micro_batches():
     done = subprocess.run([sys.executable, "-m", "benchmarks.host_reads"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

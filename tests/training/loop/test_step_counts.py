@@ -11,6 +11,7 @@ import pytest
 CASE = "deepspeed with average"
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_a_step_sends_and_launches_no_more_for_more_parameters_or_losses():
     command = [sys.executable, "-m", "benchmarks.step_counts", "--no-time", "--case", CASE]
