@@ -46,6 +46,7 @@ test: lint
 	} &
 	others=$$(ls -d tests/*/ tests/test_*.py | grep -vE '/(end_to_end|helpers|__pycache__)/')  # pytest sorts overlapping paths
 	$(RUN) $(VENV)/bin/python -m pytest -m 'not ray and not proof' -n 2 --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart=0 \
 		tests/end_to_end $$others $(PYTEST_ARGS) || echo "The tests without Ray failed: see above." >> $$failed
 	wait
 	cat $$failed

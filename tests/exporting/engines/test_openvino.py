@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -31,6 +33,32 @@ def test_it_computes_what_the_file_says(name, data_type, tmp_path, request):
     # Integer kernels round elsewhere; a step of an INT8 activation is 1/127 of its range.
     assert gap < (1e-5 if data_type == "fp32" else 0.02)
     assert set(report.coverage.kernels) == {data_type} and sum(report.coverage.kernels.values()) == 3
+
+
+SIGNALLED = """
+import faulthandler, gc, signal, sys
+from radioplat.exporting.engines.engine_runner import load_engine
+
+faulthandler.enable()  # then handlers of signals have a stack of their own, which OpenVINO replaces
+asked = []
+signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+first, second = load_engine(sys.argv[1]), load_engine(sys.argv[1])
+signal.raise_signal(signal.SIGTERM)
+del first
+gc.collect()
+signal.raise_signal(signal.SIGTERM)
+del second
+gc.collect()
+signal.raise_signal(signal.SIGTERM)
+print("asked to stop", len(asked), "times")
+"""
+
+
+def test_a_signal_after_engines_were_freed_in_the_order_of_their_making_ends_nothing(conv_file, tmp_path):
+    build_engine(conv_file, tmp_path / "a.engine", TensorRTConfig(), backend=BACKEND)
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "a.engine")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "asked to stop 3 times\n"), done.stderr[-2000:]
 
 
 def test_every_layer_of_a_quantized_vit_takes_an_int8_kernel(vit_int8, tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 from radioplat.common.cpu_threads import cpu_name
 from radioplat.errors import EngineError
+from radioplat.exporting.engines.backends.signal_stack import kept_signal_stack
 from radioplat.exporting.engines.interface import (
     NOT_FOR_CPUS,
     SECTION,
@@ -109,7 +110,8 @@ def compile_model(openvino: Any, model: Any, precision: str, timed: bool = False
         "INFERENCE_PRECISION_HINT": _HINTS[precision],
         "PERF_COUNT": timed,
     }
-    return openvino.Core().compile_model(model, "CPU", settings)
+    with kept_signal_stack():
+        return openvino.Core().compile_model(model, "CPU", settings)
 
 
 def unpacked(data: bytes) -> tuple[bytes, bytes]:
