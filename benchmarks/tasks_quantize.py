@@ -91,7 +91,8 @@ def made_uneven(detector: Detector, factor: float, seed: int) -> Detector:
     example = torch.rand(2, 3, size, size, generator=generator)
     norms = dict(following_norms(detector, example))
     folded, _ = fold_pairs(detector, example, lambda one: [one(example).logits])
-    for maker, reader in find_pairs(folded, example):
+    pairs, clipped = find_pairs(folded, example)
+    for maker, reader in (pair for pair in pairs if pair[0] not in clipped):
         first, second = detector.get_submodule(norms.get(maker, maker)), detector.get_submodule(reader)
         count = len(first.weight)
         by = factor ** torch.linspace(-1, 1, count)[torch.randperm(count, generator=generator)]

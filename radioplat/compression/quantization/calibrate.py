@@ -63,13 +63,10 @@ def _calibrate_weights(student: nn.Module, new: dict[str, Quantizer], config: Qu
     """Set the scales of weight quantizers: by the largest magnitudes, or with ``mse`` by the least squared error."""
     for name, quantizer in new.items():
         if name.endswith(WEIGHT):
-            weight = student.get_submodule(name.rpartition(".")[0]).weight
-            per_channel = quantizer.axis != -1
-            if config.algorithm is Calibrator.mse:
-                amax = mse_weight_amax(weight, quantizer.format, per_channel)
-            else:
-                amax = weight.detach().abs().flatten(1).amax(1) if per_channel else weight.detach().abs().max()
-            quantizer.set_amax(amax)
+            # Row by row of the values that share a scale: all of them, a channel's, or a block's.
+            rows = student.get_submodule(name.rpartition(".")[0]).weight.detach().reshape(quantizer.scale.numel(), -1)
+            least_error = config.algorithm is Calibrator.mse
+            quantizer.set_amax(mse_weight_amax(rows, quantizer.format) if least_error else rows.abs().amax(1))
 
 
 def amax_of(magnitudes: Magnitudes, format: NumberFormat, config: QuantizeConfig) -> float:

@@ -35,9 +35,9 @@ def mse_amax(magnitudes: Magnitudes, format: NumberFormat) -> float:
     return float(edges[errors.argmin()])
 
 
-def mse_weight_amax(weight: torch.Tensor, format: NumberFormat, per_channel: bool) -> torch.Tensor:
-    """Return the clipping magnitude of each channel with the least squared error, fp32 ``[channels]`` or ``[1]``."""
-    rows = weight.detach().float().flatten(1) if per_channel else weight.detach().float().reshape(1, -1)
+def mse_weight_amax(rows: torch.Tensor, format: NumberFormat) -> torch.Tensor:
+    """Return the clipping magnitude of each of ``rows``, ``[n, m]``, with the least squared error, fp32 ``[n]``."""
+    rows = rows.float()
     most = rows.abs().amax(1, keepdim=True)
     best, least = most.clone(), torch.full_like(most, float("inf"))
     for share in torch.linspace(1, 0.3, MSE_WEIGHT_CANDIDATES).tolist():

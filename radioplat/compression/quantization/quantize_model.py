@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from radioplat.compression.quantization.find_additions import find_additions
 from radioplat.compression.quantization.find_attention import find_attention
 from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
 from radioplat.compression.quantization.placement import keeps_additions, place, place_attention
+from radioplat.compression.quantization.reestimate_norms import reestimate_norms
 from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
@@ -41,6 +43,7 @@ class Quantized(Generic[M]):
         cosine: mean cosine, over the calibration images, of the features before and after, by kind: ``summary`` and
             ``spatial`` of a student, ``maps`` (backbone) and ``memory`` (encoder) of a detector. A detector's queries
             are not compared, because other positions may become queries.
+        reestimated: convolutions whose outputs got the statistics of the float model.
     """
 
     model: M
@@ -49,6 +52,7 @@ class Quantized(Generic[M]):
     idle: list[str] = field(default_factory=list)
     unfolded: list[tuple[str, str]] = field(default_factory=list)
     cosine: dict[str, float] = field(default_factory=dict)
+    reestimated: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -91,7 +95,8 @@ def quantize_model(
     attention = place_attention(folded, config, find_attention(folded, lambda: folded.run_all(noise)))
     placement = replace(placement, folded=[list(pair) for pair in pairs], additions=additions, attention=attention)
     unfolded = [(conv, norm) for conv, norm in following_norms(folded, noise) if conv in placement.layers]
-    equalized = equalize(folded, noise) if config.equalize and not settled else []
+    example = [images.to(device) for images in batches]
+    equalized = equalize(folded, noise, example) if config.equalize and not settled else []
     made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)
     load_folded(made, folded)
     shared = shared_scales(made, lambda: made.run_all(noise), settled)
@@ -105,8 +110,17 @@ def quantize_model(
 
     idle = calibrate(made, config, lambda: run(made), settled)
     calibrate_by_modelopt(made, config, run, settled)
+    reestimated = []
+    if config.reestimate_batchnorm:
+        runs = [partial(_run_all, images=images.to(device)) for images in batches]
+        names = [conv for conv, _ in pairs if conv in placement.layers and not conv.startswith(settled)]
+        reestimated = reestimate_norms(made, folded, names, runs)
     cosine = mean_cosine(made, before, batches, device)
-    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine)
+    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine, reestimated)
+
+
+def _run_all(model: Any, images: torch.Tensor) -> None:
+    model.run_all(images)
 
 
 def mean_cosine(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from onnx import ModelProto, TensorProto
 
 from radioplat.exporting.qdq.graph import Graph
-from radioplat.exporting.qdq.graph_layers import Layer, find_layers
+from radioplat.exporting.qdq.graph_layers import Layer, block_of, find_layers
 from radioplat.exporting.qdq.lint import stored_type
 from radioplat.exporting.qdq.mark import module_of
 from radioplat.spec.resolved.number_formats import DATA_TYPES, QUANTIZED
@@ -23,18 +23,20 @@ class WeightLayer:
         name: of its ONNX node.
         module: its torch module (``backbone.blocks.0.mlp.fc1``), or the node's name.
         format: of its weights (``int8``, ``fp8``, ...) if its operands are outputs of DequantizeLinear, else None.
+        block: how many of its weights in a row share a scale; 0 if all of an output channel do.
     """
 
     name: str
     module: str
     format: str | None
+    block: int = 0
 
 
 def weight_layers(model: ModelProto) -> list[WeightLayer]:
     """Return the convolutions and linear layers of ``model``, in the graph's order; no products of two activations."""
     graph = Graph(model)
     return [
-        WeightLayer(layer.name, module_of(layer.node) or layer.name, _format(graph, layer))
+        WeightLayer(layer.name, module_of(layer.node) or layer.name, _format(graph, layer), block_of(layer.weight))
         for layer in find_layers(graph)
     ]
 

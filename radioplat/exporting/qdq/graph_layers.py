@@ -49,6 +49,11 @@ def find_layers(graph: Graph) -> list[Layer]:
     return [layer for node in graph.nodes if (layer := _layer(graph, node)) is not None]
 
 
+def block_of(dequantize: NodeProto | None) -> int:
+    """Return how many numbers in a row share a scale of a DequantizeLinear; 0 if it has no blocks."""
+    return 0 if dequantize is None else attribute(dequantize, "block_size", 0)
+
+
 def _layer(graph: Graph, node: NodeProto) -> Layer | None:
     operands = _operands(graph, node)
     if operands is None:

@@ -121,6 +121,7 @@ class _Pair:
             self.transpose, self._output = consumers[0], consumers[0].output[0]
             perm = attribute(consumers[0], "perm", [1, 0])
             weight, axis = weight.transpose(perm), -1 if axis == -1 else perm.index(axis)
+            scale = scale.transpose(perm) if scale.ndim == 2 else scale
         name = f"{mark.layer}.weight{self._suffix}"
         if stored:
             self._add(None, quantized(weight, scale, axis, mark.format, kind, f"{name}_quantized"), scale, axis, kind)
@@ -130,6 +131,9 @@ class _Pair:
 
     def _add(self, x: str | None, tensor: TensorProto | None, scale: np.ndarray, axis: int, kind: int) -> None:
         name, along = f"{self.mark.module}{self._suffix}", {} if axis == -1 else {"axis": axis}
+        if scale.ndim == 2:  # in blocks along the other axis
+            assert tensor is not None
+            along = {"axis": 1 - axis, "block_size": tensor.dims[1 - axis] // scale.shape[1 - axis]}
         zero = np.zeros(scale.shape, helper.tensor_dtype_to_np_dtype(kind))
         self.tensors += [numpy_helper.from_array(scale.astype(np.float32), f"{name}.scale")]
         self.tensors += [numpy_helper.from_array(zero, f"{name}.zero_point")]
@@ -147,24 +151,26 @@ def quantized(
     weight: np.ndarray, scale: np.ndarray, axis: int, format: NumberFormat, kind: int, name: str
 ) -> TensorProto:
     """Return ``weight`` rounded to ``format``, stored as ONNX's type ``kind``."""
-    shape = [1] * weight.ndim
-    if axis != -1:
-        shape[axis] = -1
-    v = np.clip(weight / scale.reshape(shape), format.lowest, format.highest)
+    v = np.clip(weight / _along(scale, weight, axis), format.lowest, format.highest)
     v = v if format.row.is_float else np.rint(v)
     return numpy_helper.from_array(np.ascontiguousarray(v).astype(helper.tensor_dtype_to_np_dtype(kind)), name)
 
 
 def _rounded(weight: np.ndarray, scale: np.ndarray, mark: Mark) -> np.ndarray:
     """Return the floats that a weight's Q/DQ gives."""
-    axis = mark.axis
-    scale = scale.reshape(()) if axis == -1 else scale
     kind = getattr(TensorProto, mark.format.row.onnx_type)
-    whole = numpy_helper.to_array(quantized(weight, scale, axis, mark.format, kind, "whole")).astype(np.float32)
-    along = [1] * weight.ndim
+    whole = numpy_helper.to_array(quantized(weight, scale, mark.axis, mark.format, kind, "whole")).astype(np.float32)
+    return np.ascontiguousarray(whole * _along(scale, weight, mark.axis).astype(np.float32))
+
+
+def _along(scale: np.ndarray, weight: np.ndarray, axis: int) -> np.ndarray:
+    """Return ``scale`` in a shape that broadcasts over ``weight``."""
+    if scale.ndim == 2:
+        return scale.repeat(weight.shape[1 - axis] // scale.shape[1 - axis], 1 - axis)
+    shape = [1] * weight.ndim
     if axis != -1:
-        along[axis] = -1
-    return np.ascontiguousarray(whole * scale.reshape(along).astype(np.float32))
+        shape[axis] = -1
+    return scale.reshape(shape)
 
 
 def _name_layers(model: ModelProto) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from radioplat.exporting.qdq.graph import DEQUANTIZE, MOVES_ONLY, QUANTIZE, Graph, attribute, name_of, read_graph
-from radioplat.exporting.qdq.graph_layers import CONVOLUTIONS, Layer, find_layers
+from radioplat.exporting.qdq.graph_layers import CONVOLUTIONS, Layer, block_of, find_layers
+from radioplat.spec.schema.quantize import BLOCK_SIZES
 
 NORMALIZATIONS = frozenset(
     {"LayerNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"}
@@ -118,6 +119,10 @@ def _layer(graph: Graph, layer: Layer, may_be_float: bool, is_weight_only: bool)
     if data is not None and not _compatible(graph, data, weight):
         yield Finding(name, "unlike-formats", "its input and its weight are quantized to incompatible types")
     scale = graph.array(weight.input[1])
+    if stored_type(graph, weight) == TensorProto.INT4 and block_of(weight) not in BLOCK_SIZES:
+        sizes = " or ".join(map(str, BLOCK_SIZES))
+        message = f"TensorRT has 4-bit weights with a scale for each block of {sizes}, beside float activations only"
+        yield Finding(name, "int4-not-in-blocks", message)
     if scale is None:
         return
     if scale.size == 1 and layer.channels != 1:

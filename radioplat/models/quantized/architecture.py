@@ -27,11 +27,13 @@ class LayerFormats:
     Attributes:
         weights, activations: None for float. The activations are the layer's input.
         per_channel: whether the weight has a scale for each output channel, or one for all.
+        block: how many inputs of an output channel share a scale of the weight; None for all of them.
     """
 
     weights: str | None = "int8"
     activations: str | None = "int8"
     per_channel: bool = True
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _quantize(student: nn.Module, how: Quantization) -> None:
         owner = student.get_submodule(parent)
         setattr(owner, leaf, nn.ReLU6(inplace=getattr(owner, leaf).inplace))
     for name, formats in how.layers.items():
-        quantize_layer(student.get_submodule(name), formats.weights, formats.activations, formats.per_channel)
+        quantize_layer(student.get_submodule(name), **vars(formats))
     for name, format in how.residuals.items():
         quantize_residual(student.get_submodule(name), format)
     for name, places in how.additions.items():

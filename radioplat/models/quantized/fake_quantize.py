@@ -54,14 +54,18 @@ def fake_quantize(x: torch.Tensor, scale: torch.Tensor, axis: int, format: Numbe
     """Round ``x`` to ``format``; computed in fp32, returned in the dtype of ``x``.
 
     Args:
-        scale: the value of 1 in the format: one number, or one for each index of ``axis``; its sign is ignored.
+        scale: the value of 1 in the format: one number, one for each index of ``axis``, or, of a matrix ``[n, m]``,
+            ``[n, blocks]``: one for each of as many equal parts of every row. Its sign is ignored.
         axis: -1 for one scale.
 
     Raises:
         ValueError: no such format, or a wrong number of scales.
     """
     count = 1 if axis == -1 else x.shape[axis]
-    if scale.numel() != count:
+    if scale.ndim == 2:
+        if x.ndim != 2 or scale.shape[0] != x.shape[0] or x.shape[1] % scale.shape[1]:
+            raise ValueError(f"scales {list(scale.shape)} for a tensor {list(x.shape)}")
+    elif scale.numel() != count:
         raise ValueError(f"{scale.numel()} scales for {count} along axis {axis}")
     return torch.ops.radioplat.fake_quantize.default(x, scale, axis, NumberFormat(format).value)
 
@@ -106,8 +110,12 @@ def _backward(ctx, grad: torch.Tensor) -> tuple:
     if ctx.needs_input_grad[1]:
         q = round_to(v, format)
         each = grad * torch.where(inside, q - v, q)
-        others = [d for d in range(x.ndim) if d != ctx.axis]
-        total = each.sum(others) if ctx.axis != -1 else each.sum()
+        if scale.ndim == 2:
+            total = each.unflatten(1, (scale.shape[1], -1)).sum(-1)
+        elif ctx.axis != -1:
+            total = each.sum([d for d in range(x.ndim) if d != ctx.axis])
+        else:
+            total = each.sum()
         factor = (x.numel() / scale.numel() * format.highest) ** -0.5
         sign = torch.where(scale < 0, -1.0, 1.0)
         grad_scale = (total.reshape(scale.shape) * factor * sign).to(scale.dtype)
@@ -119,6 +127,8 @@ _operator.register_autograd(_backward, setup_context=_remember)
 
 def _along(scale: torch.Tensor, x: torch.Tensor, axis: int) -> torch.Tensor:
     """Reshape ``scale`` so that it broadcasts over ``x``."""
+    if scale.ndim == 2:
+        return scale.repeat_interleave(x.shape[1] // scale.shape[1], 1)
     shape = [1] * x.ndim
     if axis != -1:
         shape[axis] = -1

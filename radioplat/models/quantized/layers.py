@@ -66,11 +66,13 @@ def quantize_layer(
     weights: NumberFormat | str | None,
     activations: NumberFormat | str | None,
     per_channel: bool = True,
+    block: int | None = None,
 ) -> None:
     """Make ``layer`` a quantized one in place, with scales of 1 until they are calibrated or loaded.
 
     Args:
         per_channel: whether the weight has a scale for each output channel, or one for all.
+        block: for a linear layer: how many inputs of an output channel share a scale; None for all of them.
 
     Raises:
         TypeError: there is no quantized class for it.
@@ -80,7 +82,8 @@ def quantize_layer(
     layer.__class__ = _QUANTIZED[type(layer)]
     layer.input_quantizer = None if activations is None else Quantizer(activations)
     channels = layer.weight.shape[0] if per_channel else None
-    layer.weight_quantizer = None if weights is None else Quantizer(weights, channels)
+    blocks = None if block is None else layer.weight.shape[1] // block
+    layer.weight_quantizer = None if weights is None else Quantizer(weights, channels, blocks=blocks)
 
 
 def _through(quantizer: Quantizer | None, x: torch.Tensor) -> torch.Tensor:

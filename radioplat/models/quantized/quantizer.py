@@ -11,26 +11,34 @@ from torch import nn
 
 from radioplat.models.quantized.fake_quantize import NumberFormat, effective_scale, fake_quantize
 
+# The least amax of a channel as a share of the largest: its values are rounded 2 ** 12 times as finely all the same.
+LEAST_SHARE = 2.0**-12
+
 
 class Quantizer(nn.Module):
     """Rounds its input; the identity if ``enabled`` is False.
 
-    ``scale`` is a parameter, ``[1]`` or ``[channels]``: training updates it with LSQ's gradient, and under Adam and
-    LAMB by a step relative to itself (:mod:`radioplat.optim.quantizer_scale_steps`), because it is small (about 0.001
-    for a weight). The operator uses its absolute value; :meth:`settled_scale` is the value that an export writes.
+    ``scale`` is a parameter, ``[1]``, ``[channels]`` or ``[channels, blocks]``: training updates it with LSQ's
+    gradient, and under Adam and LAMB by a step relative to itself (:mod:`radioplat.optim.quantizer_scale_steps`),
+    because it is small (about 0.001 for a weight). The operator uses its absolute value; :meth:`settled_scale` is the
+    value that an export writes.
 
     Args:
         format: number format to round to.
         channels: how many scales; None for a single one.
         axis: the dimension that the scales belong to.
+        blocks: how many blocks of a channel have a scale each, for matrices ``[channels, n]``; None for one of all.
     """
 
-    def __init__(self, format: NumberFormat | str, channels: int | None = None, axis: int = 0) -> None:
+    def __init__(
+        self, format: NumberFormat | str, channels: int | None = None, axis: int = 0, blocks: int | None = None
+    ) -> None:
         super().__init__()
         self.format = NumberFormat(format)
         self.axis = -1 if channels is None else axis
         self.enabled = True
-        self.scale = nn.Parameter(torch.ones(channels or 1, dtype=torch.float32))
+        shape = [channels or 1] + ([] if blocks is None else [blocks])
+        self.scale = nn.Parameter(torch.ones(shape, dtype=torch.float32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x`` rounded, in its own dtype."""
@@ -52,19 +60,20 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def set_amax(self, amax: torch.Tensor) -> None:
-        """Set the scale so that the format's highest value is ``amax``, float ``[1]`` or ``[channels]``.
+        """Set the scale so that the format's highest value is ``amax``, float of the shape of the scales.
 
         A channel of zeros alone gets the largest amax of the others (any scale is right for zeros, and a tiny one would
-        not survive half precision); where all are zero, 1.
+        not survive half precision); where all are zero, 1. No other is below :data:`LEAST_SHARE` of the largest: a
+        channel that training made all but zero would need a scale that fp16 does not have.
         """
         amax = amax.detach().float().reshape(self.scale.shape)
         most = amax.max()
-        amax = torch.where(amax > 0, amax, most if most > 0 else torch.ones_like(most))
+        amax = torch.where(amax > 0, amax.clamp_min(LEAST_SHARE * most), most if most > 0 else torch.ones_like(most))
         self.scale.copy_(amax / self.format.highest)
 
     @property
     def amax(self) -> torch.Tensor:
-        """The largest magnitude that is not clipped, fp32 ``[1]`` or ``[channels]``."""
+        """The largest magnitude that is not clipped, fp32 of the shape of the scales."""
         return self.settled_scale() * self.format.highest
 
     def settled_scale(self) -> torch.Tensor:

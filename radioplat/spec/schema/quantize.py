@@ -8,6 +8,9 @@ from typing import Any
 
 from radioplat.spec.ranges import number
 
+# Sizes of blocks of 4-bit weights that TensorRT has kernels for, the default first.
+BLOCK_SIZES = (128, 64)
+
 
 class QuantizeMode(str, Enum):
     """Kind of quantization."""
@@ -74,10 +77,15 @@ class QuantizeConfig:
     layers: list[LayerRule] = field(default_factory=list)
     skip_names: list[str] = field(default_factory=list)  # patterns as for module_name; these layers stay float
     per_channel: bool = True  # (+) one weight scale per output channel; false: one per layer
+    # (+) inputs of an output channel that share a scale of int4 weights beside float activations: 128 or 64; unset: the
+    # larger one that divides the layer's inputs
+    block_size: int | None = number(None, at_least=1)
     heads: bool = False  # (+) also quantize the teachers' heads, except their last layers, which are regressions
     # (+) int8 | fp8_e4m3fn: also the operands of attention's two products, so that engines compute all of it in 8 bits
     attention: str | None = None
     equalize: bool = False  # (+) cross-layer equalization of convolutions in a row (Nagel et al. 2019)
+    # (+) give outputs of convolutions with folded BatchNorm the mean and variance that they have in floats
+    reestimate_batchnorm: bool = False
     relu6: bool = False  # (+) replace ReLU by ReLU6, whose range is known; changes the student's outputs
     # (+) batches of dataset.batch_size images of dataset.quant_calibration_dataset, or of train_dataset if it is empty
     calibration_batches: int = number(32, at_least=1)

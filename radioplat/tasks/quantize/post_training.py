@@ -49,7 +49,9 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
         for conv, norm in done.unfolded
     ]
     if config.equalize and not done.equalized:
-        notes.append("quantize.equalize found no two layers with nothing but a ReLU between them")
+        notes.append("quantize.equalize found no two layers with nothing but a ReLU or ReLU6 between them")
+    if config.reestimate_batchnorm:
+        notes.append(f"{len(done.reestimated)} convolutions have the mean and variance that they have in floats")
     parts = made.architecture.quantizations.items()
     report = QuantizeReport(
         folder.path / MODEL,

@@ -120,8 +120,8 @@ def test_the_least_squared_error_is_that_of_the_operator(format, share):
 def test_weights_by_channel_lose_no_more_than_by_their_largest():
     torch.manual_seed(0)
     weight = torch.randn(6, 40) * torch.tensor([1e-3, 0.1, 1, 1, 10, 0]).reshape(-1, 1)
-    amax = mse_weight_amax(weight, NumberFormat.int4, per_channel=True)
-    assert amax.shape == (6,) and amax[5] == 0 and mse_weight_amax(weight, NumberFormat.int4, False).shape == (1,)
+    amax = mse_weight_amax(weight, NumberFormat.int4)
+    assert amax.shape == (6,) and amax[5] == 0
 
     def error(result: torch.Tensor) -> torch.Tensor:
         return (weight - fake_quantize(weight, result.clamp(min=1e-9) / 7, 0, "int4")).square().sum(1)

@@ -68,8 +68,29 @@ def test_one_pair_is_the_closed_form():
 
 def test_other_activations_and_other_users_part_a_pair():
     x = torch.randn(1, 3, 6, 6)
-    assert find_pairs(Chain(nn.ReLU6).eval(), x) == []
-    assert ("down", "tail") not in find_pairs(Chain().eval(), x)  # the addition sees it, too
+    assert find_pairs(Chain(nn.SiLU).eval(), x)[0] == []
+    assert ("down", "tail") not in find_pairs(Chain().eval(), x)[0]  # the addition sees it, too
+    clipped = Chain(nn.ReLU6).eval()
+    assert find_pairs(clipped, x) == ([("up", "depth"), ("depth", "down")], {"up", "depth"})
+    assert equalize(clipped, x) == []  # without images nobody knows which channels come near 6
+
+
+def test_through_a_relu6_no_value_of_the_calibration_images_is_clipped_anew():
+    torch.manual_seed(0)
+    model = rescaled(Chain(nn.ReLU6).eval(), 10)
+    with torch.no_grad():
+        model.up.bias[7] = 9  # a channel that is clipped already
+    batches = [torch.randn(4, 3, 6, 6) for _ in range(3)]
+    before = [model(x) for x in batches]
+    highest = torch.stack([model.up(x).amax((0, 2, 3)) for x in batches]).amax(0)
+    weights = model.up.weight.detach().clone()
+    assert equalize(model, batches[0], batches) == [("up", "depth"), ("depth", "down")]
+    for x, wanted in zip(batches, before, strict=True):
+        torch.testing.assert_close(model(x), wanted, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.up.weight[7], weights[7])
+    peaks = torch.stack([model.up(x).amax((0, 2, 3)) for x in batches]).amax(0)
+    assert (peaks <= highest.clamp_min(6 / 1.25 * 1.01)).all() and (peaks > 1.05 * highest).any()
+    assert (weights[0] / model.up.weight[0] < 0.5).all(), "the channel with the smallest weights was enlarged"
 
 
 @pytest.mark.parametrize(("name", "count"), [("resnet18", 8), ("resnet50", 32), ("vit_tiny_patch16_224", 0)])
@@ -77,5 +98,5 @@ def test_other_activations_and_other_users_part_a_pair():
 def test_pairs_of_known_models(name, count):
     kwargs = {"depth": 2} if name.startswith("vit") else {}
     model = fold_batch_norm(TimmBackbone(name, **kwargs).eval(), torch.randn(1, 3, 32, 32))
-    pairs = find_pairs(model, torch.randn(1, 3, 32, 32))
+    pairs, _ = find_pairs(model, torch.randn(1, 3, 32, 32))
     assert len(pairs) == count and all(a.rpartition(".")[0] == b.rpartition(".")[0] for a, b in pairs)

@@ -103,10 +103,9 @@ def test_the_graph_without_pairs_computes_in_floats(int8_vit, int8_vit_onnx):
     [
         (CNN, LayerFormats(), "fp16", TensorProto.INT8),
         (VIT, LayerFormats("fp8", "fp8"), "fp32", TensorProto.FLOAT8E4M3FN),
-        (VIT, LayerFormats("int4", "int8"), "fp32", TensorProto.INT4),
         pytest.param(CNN, LayerFormats("int4", "fp8"), "bf16", TensorProto.FLOAT8E4M3FN, marks=pytest.mark.proof),
     ],
-    ids=["int8-cnn", "fp8-vit", "w4a8-vit", "w4a8-cnn"],
+    ids=["int8-cnn", "fp8-vit", "w4a8-cnn"],
 )
 def test_other_formats_and_mixed_precision(architecture, formats, data_type, stored, tmp_path):
     student = quantized_student(architecture, formats)

@@ -13,6 +13,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog, readable
 from radioplat.exporting.engines.interface import BuildRequest, resolve_shape
 from radioplat.exporting.engines.onnx_input import OnnxInput
+from radioplat.spec.schema.quantize import BLOCK_SIZES
 
 # Builder messages about a GPU or a driver, with advice.
 _HINTS = {
@@ -42,9 +43,15 @@ def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: Build
     """Parse ``file``, and set workspace, detailed kernel list and batch sizes.
 
     Raises:
-        EngineError: the parser refuses the file, or a side of the images is missing.
+        EngineError: the parser refuses the file, it has 4-bit weights of another scheme than TensorRT's, or a side of
+            the images is missing.
     """
     shape, batch = resolve_shape(file.image_shape, request)
+    if odd := [layer.module for layer in file.layers if layer.format == "int4" and layer.block not in BLOCK_SIZES]:
+        sizes = " or ".join(map(str, BLOCK_SIZES))
+        message = f"TensorRT has 4-bit weights in blocks of {sizes} beside float activations; {odd[0]} has others"
+        hint = "Quantize with activations native (mode: weight_only_ptq), or weights to int8."
+        raise EngineError(message, where=str(file.path), hint=hint)
     logger = make_logger(trt, log)
     builder = trt.Builder(logger)
     network = builder.create_network(flags)

@@ -11,7 +11,7 @@ from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, NATIVE, SPELLINGS, formats_of
 from radioplat.spec.schema.dataset import SplitConfig
-from radioplat.spec.schema.quantize import Calibrator, QuantizeConfig, QuantizeMode
+from radioplat.spec.schema.quantize import BLOCK_SIZES, Calibrator, QuantizeConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
 
 ONNX_BACKEND = "modelopt.onnx"
@@ -51,6 +51,9 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
     if config.equalize and config.relu6:
         hint = "Set one of them to false."
         yield Problem("weights cannot be equalized across a ReLU6", "quantize.equalize", hint)
+    if config.block_size is not None and config.block_size not in BLOCK_SIZES:
+        hint = f"Take {' or '.join(map(str, BLOCK_SIZES))}, or leave it out."
+        yield Problem(f"engines have no blocks of {config.block_size}", "quantize.block_size", hint)
     if config.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         yield Problem(f"must be cpu, cuda or cuda:N, not {config.device!r}", "quantize.device")
     yield from _formats(spec)
@@ -78,7 +81,7 @@ def _onnx_backend(spec: Spec) -> Iterator[Problem]:
     if config.mode in (QuantizeMode.qat, QuantizeMode.weight_only_ptq):
         hint = "Take mode: ptq, or another backend."
         yield Problem(f"backend {ONNX_BACKEND} does not support {config.mode.value}", "quantize.mode", hint)
-    names = ("layers", "per_channel", "heads", "attention", "equalize", "relu6")
+    names = ("layers", "per_channel", "block_size", "heads", "attention", "equalize", "relu6", "reestimate_batchnorm")
     message = f"backend {ONNX_BACKEND} does not read it"
     hint = "Take backend: native; this one reads quantize.skip_names and backend_kwargs."
     yield from unused_fields(config, names, "quantize", message, hint)
