@@ -162,7 +162,7 @@ def _write(
     built: BuiltEngine = importlib.import_module(_BACKENDS[backend]).build(typed, request, types)
     built = dataclasses.replace(built, notes=[*notes, *built.notes])
     seconds = round(time.monotonic() - start, 3)
-    covered = coverage(file.layers, built.kernels)
+    covered = coverage(file.layers, built.kernels, built.requantizing)
     write_engine(path, built.data, _facts(file, built, types, covered, backend, reason, seconds, config))
     return covered
 

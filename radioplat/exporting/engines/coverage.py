@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from radioplat.exporting.engines.interface import Kernel
 from radioplat.exporting.engines.onnx_layers import WeightLayer
-from radioplat.spec.resolved.number_formats import FLOATS
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Coverage:
             builder does not name layers.
         unseen: names of quantized layers that no kernel names, so that their data type is unknown. None likewise.
         taken_only_by: number of quantized layers whose kernels all have one data type, by that type. None likewise.
+        writing: number of kernels that compute in 8 bits, by the type of their output: if it is a float, more bytes are
+            written, and another layer has to round them. None if the builder reports no types of outputs.
+        requantizing: number of those other layers; None if the builder reports no types.
     """
 
     kernels: dict[str, int] | None
@@ -35,15 +38,20 @@ class Coverage:
     in_float_kernels: list[str] | None
     unseen: list[str] | None
     taken_only_by: dict[str, int] | None
+    writing: dict[str, int] | None = None
+    requantizing: int | None = None
 
     def share(self, data_type: str) -> tuple[int, int] | None:
         """Return the number of layers' kernels in ``data_type``, and of all; None if the builder reports none."""
         return None if self.kernels is None else (self.kernels.get(data_type, 0), sum(self.kernels.values()))
 
 
-def coverage(layers: Sequence[WeightLayer], kernels: Sequence[Kernel] | None) -> Coverage:
+def coverage(
+    layers: Sequence[WeightLayer], kernels: Sequence[Kernel] | None, requantizing: int | None = None
+) -> Coverage:
     """Count ``kernels``, and find those of each quantized layer."""
     products = _of_layers(layers, kernels or ())
+    writes = [kernel.writes for kernel in kernels or () if kernel.data_type in ACTIVATIONS]
     others = [kernel for kernel in kernels or () if kernel not in products]
     types = _types(layers, products)
     return Coverage(
@@ -55,6 +63,8 @@ def coverage(layers: Sequence[WeightLayer], kernels: Sequence[Kernel] | None) ->
         in_float_kernels=None if types is None else [name for name, used in types if used & set(FLOATS)],
         unseen=None if types is None else [name for name, used in types if not used],
         taken_only_by=None if types is None else dict(Counter(min(used) for _, used in types if len(used) == 1)),
+        writing=dict(Counter(writes)) if all(writes) and kernels is not None else None,
+        requantizing=requantizing,
     )
 
 

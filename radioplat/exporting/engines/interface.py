@@ -29,12 +29,14 @@ class Kernel:
         kind: ``conv_gemm`` or ``attention``.
         data_type: type of the multiplication: ``int8``, ``fp8``, ``fp32``, ..., or the builder's name of another.
         layers: names of the ONNX nodes that it computes; empty if the builder does not report them.
+        writes: type of its output, named like ``data_type``; empty if the builder does not report it.
     """
 
     name: str
     kind: str
     data_type: str
     layers: tuple[str, ...] = ()
+    writes: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class BuiltEngine:
         batch: smallest, optimal and largest batch size.
         kernels: kernels that multiply matrices; None if the builder reports none.
         layers: number of layers, of any kind; None if the builder does not report them.
+        requantizing: number of layers that multiply nothing, read floats and write 8 bits: each passes over a tensor
+            that the layer before could have written in 8 bits. None if the builder reports no types.
         notes: deviations from the request, one sentence each.
     """
 
@@ -99,6 +103,7 @@ class BuiltEngine:
     batch: tuple[int, int, int]
     kernels: list[Kernel] | None
     layers: int | None = None
+    requantizing: int | None = None
     notes: list[str] = field(default_factory=list)
 
 

@@ -68,7 +68,8 @@ RESIDUAL = (
 def test_a_fused_residual_does_not_hide_the_type_of_the_product():
     log = EngineLog()
     log.add("VERBOSE", RESIDUAL)
-    assert log.kernel_list() == [Kernel("node_fc_myl0_8", "conv_gemm", "int8", ("node_fc", "node_add"))]
+    assert log.kernel_list() == [Kernel("node_fc_myl0_8", "conv_gemm", "int8", ("node_fc", "node_add"), "fp32")]
+    assert coverage([], log.kernel_list()).writing == {"fp32": 1} and log.requantizing_count() == 0
     weight_only = EngineLog()
     weight_only.add("VERBOSE", RESIDUAL.replace("-1,32], Datatype: Int8", "-1,32], Datatype: Half"))
     assert weight_only.kernel_list()[0].data_type == "fp32"  # 8-bit weights are not an 8-bit product
@@ -86,3 +87,22 @@ def test_scopes_in_another_form_are_no_name(conv_file):
     for text in ("[", "3", "[]", "['x']", "__import__('os')"):
         node.metadata_props[0].value = text
         assert module_of(node) == ""
+
+
+def test_layers_that_only_round_again_are_counted():
+    """Behind the INT8 product that writes floats, as TensorRT for RTX lists it."""
+    again = "Name: __myl_MulMinMaxRounCast_1, LayerType: kgen, Inputs: [ { Name: o, Datatype: Float }], Constants: [], "
+    for written, count in (("Int8", 1), ("Half", 0)):
+        log = EngineLog()
+        log.add(
+            "VERBOSE", f"{RESIDUAL}\n{again}Outputs: [ {{ Name: p, Datatype: {written} }}], TacticName: t, Metadata: "
+        )
+        assert log.requantizing_count() == count and log.layer_count() == 2
+    assert EngineLog().requantizing_count() is None
+
+
+def test_kernels_that_write_8_bits_are_told_from_those_that_write_floats():
+    kernels = [Kernel("a", "conv_gemm", "int8", (), "int8"), Kernel("b", "conv_gemm", "int8", (), "fp16"), FC]
+    found = coverage(LAYERS, kernels, requantizing=1)
+    assert found.writing == {"int8": 1, "fp16": 1} and found.requantizing == 1
+    assert coverage(LAYERS, [A]).writing is None, "a builder that names no types of outputs"

@@ -7,7 +7,7 @@ import re
 import sys
 
 from radioplat.exporting.engines.interface import Kernel
-from radioplat.spec.resolved.number_formats import DATA_TYPES
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, FLOATS
 
 # Without a GPU every failure has these messages; they are never the reason, because a build needs no driver.
 _NOISE = re.compile(r"cudaError 35|--- (Begin|End) node ---|^ModelImporter\.cpp:\d+: (While parsing|ERROR)")
@@ -54,6 +54,18 @@ class EngineLog:
         """Return the number of layers of the engine; None if the builder reports none."""
         return sum(bool(_KERNEL.match(line)) for line in (self._layers or "").splitlines()) or None
 
+    def requantizing_count(self) -> int | None:
+        """Return the number of layers that read floats, write 8 bits, and multiply nothing; None if there is no list.
+
+        A convolution in INT8 that writes floats needs such a layer behind it.
+        """
+        lines = [match for line in (self._layers or "").splitlines() if (match := _KERNEL.match(line))]
+        if not lines:
+            return None
+        others = [match["rest"] for match in lines if _kernel(**match.groupdict()) is None]
+        types = [[_types(part) for part in (_inputs(rest), _outputs(rest))] for rest in others]
+        return sum(bool(set(reads) & set(FLOATS) and set(writes) & set(ACTIVATIONS)) for reads, writes in types)
+
     def kernel_list(self) -> list[Kernel] | None:
         """Return convolution, GEMM and attention kernels with their data types.
 
@@ -75,9 +87,8 @@ def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
     attention = "_gemm_" in name
     if not attention and kind not in ("gemm", "correlation", "convolution", "runtime_fusion"):
         return None
-    inputs, _, behind = rest.partition("Constants:")
-    constants, _, behind = behind.partition("Outputs:")
-    types = _DATA_TYPE.findall(inputs)
+    constants, _, behind = rest.partition("Constants:")[2].partition("Outputs:")
+    types = _DATA_TYPE.findall(_inputs(rest))
     if not types:
         return None
     # A fused residual is an input too, so if the weights (the largest constant) have the type of an input, that is the
@@ -85,7 +96,21 @@ def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
     weights = max(_CONSTANT.findall(constants), key=lambda constant: _elements(constant[0]), default=("", ""))[1]
     data_type = weights if weights in types else types[0]
     layers = tuple(dict.fromkeys(_ONNX_LAYER.findall(behind)))
-    return Kernel(name, "attention" if attention else "conv_gemm", _NAMES.get(data_type, data_type), layers)
+    kind, writes = "attention" if attention else "conv_gemm", next(iter(_types(_outputs(rest))), "")
+    return Kernel(name, kind, _NAMES.get(data_type, data_type), layers, writes)
+
+
+def _inputs(rest: str) -> str:
+    return rest.partition("Constants:")[0]
+
+
+def _outputs(rest: str) -> str:
+    return rest.partition("Outputs:")[2].partition("TacticName:")[0]
+
+
+def _types(part: str) -> list[str]:
+    """Return our names of the data types of tensors."""
+    return [_NAMES.get(name, name) for name in _DATA_TYPE.findall(part)]
 
 
 def _elements(dimensions: str) -> int:

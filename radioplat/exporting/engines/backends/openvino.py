@@ -24,7 +24,7 @@ from radioplat.exporting.engines.interface import (
     resolve_shape,
 )
 from radioplat.exporting.engines.onnx_input import OnnxInput
-from radioplat.spec.resolved.number_formats import ACTIVATIONS
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
 UNSUPPORTED = NOT_FOR_CPUS
 # Its names of number formats, and ours.
@@ -71,6 +71,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         batch=batch,
         kernels=_kernels(facts),
         layers=sum(row["layerType"] not in _NO_WORK for row in facts.values()),
+        requantizing=_requantizing(facts),
         notes=[f"what is not quantized is computed in {precision}"],
     )
 
@@ -153,8 +154,16 @@ def _kernels(layers: dict[str, dict[str, str]]) -> list[Kernel] | None:
         if facts["layerType"].startswith((*_PRODUCTS, *_ATTENTION)):
             named = tuple(name for name in facts.get("originalLayersNames", "").split(",") if name)
             kind = "attention" if facts["layerType"].startswith(_ATTENTION) else "conv_gemm"
-            kernels.append(Kernel(friendly, kind, our_format(facts.get("runtimePrecision", "")), named))
+            computes, writes = (our_format(facts.get(key, "")) for key in ("runtimePrecision", "outputPrecisions"))
+            kernels.append(Kernel(friendly, kind, computes, named, writes))
     return kernels or None
+
+
+def _requantizing(layers: dict[str, dict[str, str]]) -> int:
+    """Return the number of layers that read floats, write 8 bits, and multiply nothing."""
+    rest = [facts for facts in layers.values() if not facts["layerType"].startswith((*_PRODUCTS, *_ATTENTION))]
+    types = [[our_format(facts.get(key, "")) for key in ("reads", "outputPrecisions")] for facts in rest]
+    return sum(reads in FLOATS and writes in ACTIVATIONS for reads, writes in types)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401

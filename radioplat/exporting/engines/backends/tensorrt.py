@@ -60,6 +60,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         batch=build.batch,
         kernels=log.kernel_list(),
         layers=log.layer_count(),
+        requantizing=log.requantizing_count(),
         notes=notes,
     )
 
