@@ -82,9 +82,8 @@ def pretrained(name: str) -> Student:
     """Return a student with ImageNet's weights."""
     student = Student(StudentArchitecture(name, img_size=SIZE)).eval()
     with TemporaryDirectory() as folder:
-        missing, _ = student.backbone.model.load_state_dict(
-            load_file(teacher_weights(name, Path(folder))), strict=False
-        )
+        weights = load_file(teacher_weights(name, Path(folder)))
+    missing, _ = student.backbone.model.load_state_dict(weights, strict=False)
     assert not missing, missing
     return student
 

@@ -117,14 +117,10 @@ def _kernel_lines(report: EngineReport) -> dict[str, str]:
             lines["not quantized"] = _few(covered.not_quantized)
         if covered.in_float_kernels:
             lines["in floats"] = _few(covered.in_float_kernels)
-        if covered.writing is not None and (
-            floats := {n: c for n, c in covered.writing.items() if n not in ACTIVATIONS}
-        ):
-            wide = ", ".join(f"{count} {name}" for name, count in floats.items())
-            behind = "" if covered.requantizing is None else f"; {covered.requantizing} layers only round again"
-            lines["written"] = (
-                f"of {sum(covered.writing.values())} kernels in 8 bits these write floats: {wide}{behind}"
-            )
+        written = covered.writing or {}
+        if floats := ", ".join(f"{count} {name}" for name, count in written.items() if name not in ACTIVATIONS):
+            behind = f"; {covered.requantizing} layers only round again" if covered.requantizing else ""
+            lines["written"] = f"{floats}, by {sum(written.values())} kernels that compute in 8 bits{behind}"
         if covered.unseen:
             lines["in unknown"] = f"{_few(covered.unseen)}: in no kernel's name"
     return lines
