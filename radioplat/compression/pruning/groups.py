@@ -11,7 +11,7 @@ import torch
 import torch_pruning as tp
 from torch import nn
 
-from radioplat.compression.pruning.prunable_parts import attentions, blocks_of, part_of
+from radioplat.compression.pruning.prunable_parts import attentions, blocks_of, fixed_attentions, part_of
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
 from radioplat.models.heads import AttentionHead
@@ -89,14 +89,20 @@ def groups_of(
     ignored += [m for m in student.modules() if m not in names]
     ignored += [m for layer in (readers.layers if readers else ()) for m in layer.modules()]
     blocks = blocks_of(student.backbone)
-    heads = {layer.qkv: layer.num_heads for layer in attentions(student.backbone)}
+    size = student.architecture.img_size
+    fixed = fixed_attentions(student.backbone, lambda: student.backbone(torch.zeros(1, 3, size, size)))
+    ignored += [layer.qkv for layer in fixed]
+    heads = {layer.qkv: layer.num_heads for layer in attentions(student.backbone) if layer not in fixed}
     for members in graph.get_all_groups(ignored_layers=ignored):
         part = part_of(members, blocks, set(heads))
         if part not in config.cut:
             continue
-        module, units = members[0].dep.target.module, len(members[0].idxs)
+        module = members[0].dep.target.module
         if part is PrunePart.heads:
             members, units = _by_projection(graph, members), heads[module]
+        else:
+            members = _by_smallest(graph, members)
+            module, units = members[0].dep.target.module, len(members[0].idxs)
         channels = len(members[0].idxs)
         scores = score(members, channels).reshape(units, -1).sum(1)
         yield Group(names[module], part, units, channels // units, scores, members)
@@ -162,6 +168,16 @@ def unsupported(student: Student, why: str) -> SpecError:
         where="model.backbone.type",
         hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can; for others try prune.parts: [hidden].",
     )
+
+
+def _by_smallest(graph: tp.DependencyGraph, members: tp.dependency.Group) -> tp.dependency.Group:
+    """Return the same group in channels of its layer with the fewest: that reads what others output two or more times
+    as wide, as a gated MLP does."""
+    layers = [(dep, indices) for dep, indices in members if isinstance(dep.target.module, nn.Linear | nn.Conv2d)]
+    dep, indices = min(layers, key=lambda member: len(member[1]), default=members[0])
+    if len(indices) == len(members[0].idxs):
+        return members
+    return graph.get_pruning_group(dep.target.module, dep.handler, indices)
 
 
 def _by_projection(graph: tp.DependencyGraph, members: tp.dependency.Group) -> tp.dependency.Group:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
 import torch_pruning as tp
 from torch import nn
 
@@ -11,6 +17,44 @@ from radioplat.spec.schema.prune import PrunePart
 def attentions(module: nn.Module) -> list[nn.Module]:
     """Return timm's attention layers with one projection for queries, keys and values."""
     return [m for m in module.modules() if isinstance(getattr(m, "qkv", None), nn.Linear) and hasattr(m, "num_heads")]
+
+
+@torch.no_grad()
+def fixed_attentions(module: nn.Module, run: Callable[[], object]) -> list[nn.Module]:
+    """Return attention layers that cannot lose heads, found by running copies of them without their first head.
+
+    Some have a table with a row for each head (Swin, TinyViT), others take the width of their input for that of their
+    heads (DINOv3).
+
+    Args:
+        run: runs images through ``module``.
+    """
+    calls: dict[nn.Module, tuple[tuple, dict[str, Any]]] = {}
+    with contextlib.ExitStack() as hooks:
+
+        def note(layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            """Keep what a layer is called with."""
+            calls[layer] = args, kwargs
+
+        for layer in attentions(module):
+            hooks.callback(layer.register_forward_pre_hook(note, with_kwargs=True).remove)
+        run()
+    return [layer for layer, call in calls.items() if layer.num_heads > 1 and not _can_lose_a_head(layer, *call)]
+
+
+def _can_lose_a_head(attention: nn.Module, args: tuple, kwargs: dict[str, Any]) -> bool:
+    shape, heads = attention(*args, **kwargs).shape, attention.num_heads
+    try:
+        small = copy.deepcopy(attention)
+        size = small.qkv.out_features // (3 * heads)
+        for part, name in ((small.qkv, "weight"), (small.qkv, "bias")):
+            if (tensor := getattr(part, name)) is not None:
+                setattr(part, name, nn.Parameter(tensor.unflatten(0, (3, heads, size))[:, 1:].flatten(0, 2)))
+        small.proj.weight = nn.Parameter(small.proj.weight[:, size:])
+        small.num_heads, small.head_dim, small.attn_dim = heads - 1, size, (heads - 1) * size
+        return small(*args, **kwargs).shape == shape
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return False
 
 
 def blocks_of(module: nn.Module) -> dict[nn.Module, str]:

@@ -122,7 +122,8 @@ def roll_up(
     check()
     finished = [file for file in finished if file.path not in unreadable]
     moved = {file.path.name for file in finished} | _copies(directory, chain, move, loose, finished)
-    left = [name for name in move.files if name not in moved and (directory / name).exists()]
+    # Of other files the steps of windows never count, also without a note.
+    left = [name for name in move.files if is_by_worker(name) and name not in moved and (directory / name).exists()]
     Move(move.mark, left, sorted(moved), done=True).write(directory)
     _finish(directory)
     _remove_covered(directory, chain)

@@ -120,7 +120,7 @@ def _kernel_lines(report: EngineReport) -> dict[str, str]:
         written = covered.writing or {}
         if floats := ", ".join(f"{count} {name}" for name, count in written.items() if name not in ACTIVATIONS):
             behind = f"; {covered.requantizing} layers only round again" if covered.requantizing else ""
-            lines["written"] = f"{floats}, by {sum(written.values())} kernels that compute in 8 bits{behind}"
+            lines["not fused"] = f"{sum(written.values())} kernels compute in 8 bits and write: {floats}{behind}"
         if covered.unseen:
             lines["in unknown"] = f"{_few(covered.unseen)}: in no kernel's name"
     return lines

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from written_ledger import BATCH, ORDERED, Killed, Order, counted, prove, roll, write
 
@@ -46,6 +46,15 @@ STARTS = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(starts=STARTS)
+@example(  # a kill while rows of abandoned steps were to move, which then have no reason to
+    starts=[
+        (0, 2, 1, 1, False, None),
+        (1, 1, 1, 0, True, None),
+        (1, 1, 1, 0, False, None),
+        (0, 1, 1, 0, False, None),
+        (0, 2, 1, 1, True, 3),
+    ]
+)
 def test_whatever_happens_the_counts_are_those_of_the_rows(tmp_path_factory, kill_at, starts):
     """Each start goes on from any checkpoint that there ever was, also from one that was left out before."""
     folder, rows = tmp_path_factory.mktemp("ledger"), 0
