@@ -88,6 +88,7 @@ def test_checkpoints_none_of_which_can_be_read(quiet_run, distil, tmp_path, dama
     assert third.result.resumed_from == 4 and not (folder / "set_aside_2").exists()
 
 
+@pytest.mark.proof
 def test_a_newer_one_of_another_version_is_not_trained_over(quiet_run, distil, tmp_path):
     folder = tmp_path / "run" / "distill"
     shutil.copytree(quiet_run.folder, folder, symlinks=True)

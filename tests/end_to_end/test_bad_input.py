@@ -332,6 +332,7 @@ def test_policy_fail_ends_the_run(overflowing, make_spec, distil, tmp_path):
     assert read_status(tmp_path / "distill" / "status.json")[-1]["status"] == "FAILURE"
 
 
+@pytest.mark.proof
 def test_a_teacher_that_never_gives_a_number_ends_the_run(weights, make_spec, distil, tmp_path):
     tensors = safetensors.torch.load_file(weights["vit"])
     tensors["norm.weight"] = tensors["norm.weight"] + 3e38

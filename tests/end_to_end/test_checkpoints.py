@@ -49,6 +49,7 @@ def test_written_at_once_or_behind_the_run_is_the_same(quiet_run, make_spec, dis
     assert order.index(NAMES[0]) < order.index(3)  # on the disk before the next step
 
 
+@pytest.mark.proof
 def test_the_step_after_a_save_and_the_goodput_say_how_long_it_stopped_training(
     make_spec, distil, tmp_path, monkeypatch
 ):

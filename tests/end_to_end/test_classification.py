@@ -214,6 +214,7 @@ def relabelled(images, name: str, *pairs: tuple[str, str]) -> str:
     return str(images / name)
 
 
+@pytest.mark.proof
 def test_held_out_images_of_classes_that_are_not_learnt_are_told(make, images):
     spec = make("test_resnet")
     spec["train"]["num_epochs"] = 1
@@ -248,6 +249,7 @@ def test_numbers_beside_names_are_refused(make, write_shard, images):
     assert problem.where == "dataset.train_dataset" and "it is unknown whether class 1 is 'digit_1'" in problem.message
 
 
+@pytest.mark.proof
 def test_without_labels_the_classes_are_those_of_the_teacher(mixed, images, teacher):
     """Class scores over images without labels alone; held-out images are judged by the teacher's names."""
     spec = mixed(alpha=0.0, teacher={"mode": "logits"})

@@ -208,6 +208,7 @@ def spoil(path, annotations):
     return content
 
 
+@pytest.mark.proof
 def test_bad_annotations_are_counted_and_the_rest_is_learned_and_judged(spec, sets, teacher, tmp_path, capfd):
     changes = (
         {"bbox": [500, 500, 9, 9]},
@@ -242,7 +243,7 @@ def test_bad_annotations_are_counted_and_the_rest_is_learned_and_judged(spec, se
     assert all(part.split(" (")[0] in out for part in said), out
 
 
-@pytest.mark.parametrize("task", ["train", "distill"])
+@pytest.mark.parametrize("task", ["train", pytest.param("distill", marks=pytest.mark.proof)])
 def test_images_without_any_object_are_trained_on(spec, sets, teacher, tmp_path, task):
     nothing = tmp_path / "nothing.json"
     nothing.write_text(json.dumps(json.loads(sets["train"][1].read_text()) | {"annotations": []}))

@@ -107,7 +107,7 @@ BF16 = {"precision": "bf16", "clip_grad_norm": 0.1}
     ("student", "settings"),
     [
         pytest.param("cnn", DDP, id="cnn-ddp", marks=pytest.mark.proof),
-        pytest.param("vit", ZERO_1 | BF16, id="vit-zero-1-bf16"),
+        pytest.param("vit", ZERO_1 | BF16, id="vit-zero-1-bf16", marks=pytest.mark.proof),
         pytest.param("vit", DDP, id="vit-ddp", marks=pytest.mark.proof),
         pytest.param("cnn", ZERO_1, id="cnn-zero-1", marks=pytest.mark.proof),
         pytest.param("cnn", ZERO_0, id="cnn-zero-0", marks=pytest.mark.proof),

@@ -82,6 +82,7 @@ def test_drawn_views_are_those_of_the_same_places_of_the_order(make_spec, distil
     assert passes == {"vit": 12, "lite0": 12}
 
 
+@pytest.mark.proof
 def test_a_run_that_repeats_its_views_asks_the_teachers_once(make_spec, distil, passes, tmp_path):
     """By default, and it learns what it learns without: random crops, one of each image."""
     few = ("train.num_epochs=4", "dataset.augmentation.views_per_image=1")

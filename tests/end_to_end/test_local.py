@@ -210,6 +210,7 @@ def test_going_on_equals_not_stopping(quiet_run, broken_off, distil, ids_by_step
         torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.proof
 def test_the_same_run_twice_is_the_same_run(quiet_run, distil, tmp_path):
     prices = ("cluster.cpu_hour_price=0.36", "cluster.gpu_hour_price=100")
     again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.max_steps=8", *prices)
@@ -305,6 +306,7 @@ def test_statistics_are_the_same_whether_their_batches_are_kept_or_read_again(ma
     assert images == [[24, 24], [42, 42]]
 
 
+@pytest.mark.proof
 def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):
     overrides = broken_off(4)
     torn = Path(overrides[0].partition("=")[2]) / "distill" / "model_epoch_001" / "heads.safetensors"
@@ -315,6 +317,7 @@ def test_a_torn_checkpoint_is_passed_over(quiet_run, broken_off, distil):
     assert verified_state(again.folder / "model_epoch_001") is not None  # written anew on the way
 
 
+@pytest.mark.proof
 def test_from_a_named_checkpoint(quiet_run, distil, tmp_path, ids_by_step):
     start = quiet_run.folder / "model_epoch_001"
     again = distil(quiet_run.file, f"results_dir={tmp_path}", f"train.resume_training_checkpoint_path={start}")

@@ -46,6 +46,7 @@ def test_what_it_left(report, spec, tmp_path):
     assert found.max_abs_error < 1e-4
 
 
+@pytest.mark.proof
 def test_the_same_command_goes_on(report, spec):
     lines: list[str] = []
     place = f"low_rank.results_dir={report.path.parent}"

@@ -166,6 +166,7 @@ def head(ray_environment) -> Iterator[Head]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.proof
 def test_a_token_that_is_not_sent(command, head):
     named = f"cluster.address={head.address}"
     status, output, seconds = command("distill", named, **head.environment)

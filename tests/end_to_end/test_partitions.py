@@ -143,6 +143,7 @@ def test_one_partition_of_everything_is_none(short, distil, tmp_path):
     assert [e.metrics["loss/vit/spatial"] for e in steps(one)] == [e.metrics["loss/vit/spatial"] for e in steps(none)]
 
 
+@pytest.mark.proof
 def test_a_teacher_in_quarantine_leaves_its_share_to_nobody(short, distil, asked, weights, tmp_path):
     tensors = safetensors.torch.load_file(weights["vit"])
     tensors["norm.weight"] = tensors["norm.weight"] + 3e38

@@ -79,7 +79,7 @@ def test_statistics_after_pruning_are_those_of_the_training_images(spec, cnn_fil
     assert kept.batchnorm_images == 0 and not torch.allclose(old, norm.running_mean)
 
 
-@pytest.mark.parametrize(("lr", "used"), [("null", PRUNED_LR), ("1e-3", 1e-4)])
+@pytest.mark.parametrize(("lr", "used"), [pytest.param("null", PRUNED_LR, marks=pytest.mark.proof), ("1e-3", 1e-4)])
 def test_it_is_retrained_by_the_teachers_of_the_spec(spec, cnn_file, tmp_path, lr, used):
     """It has neither heads nor classes, so that nothing but teachers can train it."""
     changes = (f"prune.checkpoint={cnn_file}", f"prune.results_dir={tmp_path}", "prune.retrain.steps=1")

@@ -109,6 +109,7 @@ def sparse(spec, tmp_path_factory):
     return prune(spec, ("prune.sparsity.type=2:4", f"prune.results_dir={tmp_path_factory.mktemp('sparse')}"))
 
 
+@pytest.mark.proof
 def test_two_of_four_are_zero_in_the_exported_graph_too(sparse, spec, tmp_path):
     found = sparse.sparse
     assert found.zeros * 2 == found.weights and not found.left_out and sparse.after.macs == sparse.before.macs

@@ -57,6 +57,7 @@ def test_each_validation_judges_what_it_becomes(report):
     assert json.loads((report.result / "validation.json").read_text()) == kpi
 
 
+@pytest.mark.proof
 def test_the_same_command_goes_on_bit_for_bit(report, asked, quiet_run):
     whole = radioplat.load_student(report.result).state_dict()
     half = report.result.with_name("model_epoch_000_step_00002")

@@ -72,7 +72,8 @@ def test_a_detector_is_quantized_judged_and_trained_on(spec, quantized, tmp_path
     assert moved > 0.9 * len(apart) and max(apart.values()) < 0.1
 
 
-@pytest.mark.parametrize("taught", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["boxes", "teacher"])
+@pytest.mark.proof
+@pytest.mark.parametrize("taught", [False, True], ids=["boxes", "teacher"])
 def test_qat_is_both_and_goes_on(spec, taught, tmp_path):
     floats = f"{spec['results_dir']}/train/model_latest"
     if taught:  # by the detector that it was made of

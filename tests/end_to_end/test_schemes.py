@@ -117,6 +117,7 @@ def test_plan_tells_who_teaches_from_inside(with_teachers, tmp_path):
     assert not found.problems and any("is the only teacher" in warning for warning in found.warnings)
 
 
+@pytest.mark.proof
 def test_a_student_alone_with_its_average_trains_and_is_evaluated(with_teachers, distil, tmp_path):
     spec = with_teachers(tmp_path, "self", MEAN, mesa={"weight": 1.0})
     spec["distill"]["teacher"], spec["teachers"] = [{**MEAN, "view": "same"}], {}

@@ -20,6 +20,8 @@ from torch import nn
 from radioplat.common.exact_sums import ExactSum
 from radioplat.losses.target_transforms.moments import MomentSums
 
+pytestmark = pytest.mark.proof
+
 # What two workers train at one stage; and the (world size, stage) at which it is loaded.
 RUNS = {
     "running": ("fp32", 1, [(2, 3), (1, 0), (1, 2)]),  # BatchNorm, target statistics, dispersion, balance, average
@@ -190,7 +192,6 @@ def found(make_spec, weights, tmp_path_factory) -> dict[str, dict]:
 CASES = [(name, *size) for name, (_, _, loads) in RUNS.items() for size in loads]
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "world", "stage"), CASES)
 def test_bit_for_bit(found, name, world, stage):

@@ -66,6 +66,7 @@ def test_weights_are_those_of_the_other_trial(make_spec, distil, tmp_path):
     assert bad.clones == [[1, 3]]
 
 
+@pytest.mark.proof
 def test_a_checkpoint_can_be_copied_once_the_mirror_has_newer_ones(make_spec, distil, tmp_path):
     """The other trial has gone on since, and keeps its newest checkpoint only; the events come when it has ended."""
     spec = make_spec(tmp_path)

@@ -127,6 +127,7 @@ def test_an_image_that_takes_too_long_is_bad_and_the_reader_goes_on(photo, profi
     assert second.pid != first.pid
 
 
+@pytest.mark.proof
 def test_a_slow_image_within_the_limit_is_good_however_busy_the_machine_is(slow_bmp, monkeypatch):
     """Its process stands still for longer than the limit: time of the clock does not count."""
     monkeypatch.setattr(decoder_pool, "CPU_S", 1.0)

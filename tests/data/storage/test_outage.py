@@ -325,6 +325,7 @@ def test_one_read_at_a_time_tries_a_store_that_is_down_and_all_go_on_soon_after(
         assert [len(data) for data in reads.get(2.0)] == [int(index.length[row % 6]) for row in range(threads)]
 
 
+@pytest.mark.proof
 def test_an_object_that_fails_alone_holds_up_no_other_read(s3, tmp_path):
     start, index, _ = s3
     start()

@@ -181,6 +181,7 @@ def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
     assert kinds[10] == "engine onnxruntime fp32"
 
 
+@pytest.mark.proof
 def test_single_and_side_by_side_agree(judged, base, paths, tmp_path):
     alone = copy.deepcopy(base) | {"results_dir": str(tmp_path)}
     alone["evaluate"] |= {"checkpoint": paths["plain"], "baseline": False}

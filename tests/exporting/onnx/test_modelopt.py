@@ -34,6 +34,7 @@ def exported(radio_student, tmp_path_factory):
     return EXPORTED[0]
 
 
+@pytest.mark.proof
 def test_every_layer_but_those_left_out(exported, images, tmp_path, capsys):
     for format in ("int8", "fp8"):
         quantized_to(format, exported, images, tmp_path / format)

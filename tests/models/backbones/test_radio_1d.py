@@ -85,6 +85,7 @@ def test_numbers_out_of_range_are_named(field, value):
     assert error.value.problems[0].where == f"model.backbone.kwargs.{field}"
 
 
+@pytest.mark.proof
 def test_a_file_keeps_the_first_tokens(tmp_path):
     head = HeadArchitecture("t", 8, 12)
     kwargs = {"embed_dim": 16, "depth": 2, "num_heads": 2}

@@ -23,6 +23,8 @@ from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.show import show
 
+pytestmark = pytest.mark.proof
+
 pytest.importorskip("transformers")
 pytest.importorskip("pycocotools")
 
@@ -81,7 +83,6 @@ def spec_of(made, tmp_path, **models):
     }
 
 
-@pytest.mark.proof
 def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
     spec = spec_of(made, tmp_path, torch="model", onnx="model.onnx", engine="model.engine", damaged="damaged")
     found = evaluate(spec)

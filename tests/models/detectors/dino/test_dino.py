@@ -176,6 +176,7 @@ def test_weights_of_losses_are_factors(images):
         assert torch.equal(half[f"loss_{name}"], plain[f"loss_{name}"])
 
 
+@pytest.mark.proof
 def test_it_learns_one_picture():
     """A red and a green square on grey: after 70 steps each class is surest about where its own is."""
     detector = dino(StudentArchitecture("resnet10t"), seed=2, decoder_layers=2)
