@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 import torch_pruning as tp
 from torch import nn
 
+from radioplat.compression.pruning.gated_mlp import GatedMlp, gated_mlp
+from radioplat.compression.pruning.grouped_convolutions import GroupedConv2d, GroupedConvPruner
 from radioplat.compression.pruning.prunable_parts import attentions, blocks_of, fixed_attentions, part_of
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
@@ -29,6 +32,7 @@ class Group:
         size: channels per unit.
         scores: of the units, float ``[units]``; the lowest are removed.
         members: all layers and indices, as torch-pruning lists them.
+        gated: the MLP, if its first layer outputs two channels for each unit.
     """
 
     layer: str
@@ -37,6 +41,7 @@ class Group:
     size: int
     scores: torch.Tensor
     members: tp.dependency.Group
+    gated: GatedMlp | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ def trace(student: Student, readers: Readers | None = None) -> tp.DependencyGrap
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # parameters outside of layers are fine
-            return tp.DependencyGraph().build_dependency(_Traced(student, readers), image)
+            own = {GroupedConv2d: GroupedConvPruner()}
+            return tp.DependencyGraph().build_dependency(_Traced(student, readers), image, customized_pruners=own)
     except Exception as error:  # torch-pruning raises many types
         raise unsupported(student, f"its channels cannot be traced ({error})") from error
 
@@ -85,27 +91,33 @@ def groups_of(
         if not fnmatch.filter(names.values(), pattern):
             raise SpecError(f"no layer of the backbone is called {pattern!r}", where=f"prune.exclude[{i}]")
     ignored = [m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in config.exclude)]
-    ignored += [m for m in student.modules() if isinstance(m, nn.Conv2d) and 1 < m.groups < m.in_channels]
+    ignored += [m for m in student.modules() if type(m) is not GroupedConv2d and _has_groups(m)]
     ignored += [m for m in student.modules() if m not in names]
     ignored += [m for layer in (readers.layers if readers else ()) for m in layer.modules()]
     blocks = blocks_of(student.backbone)
-    size = student.architecture.img_size
-    fixed = fixed_attentions(student.backbone, lambda: student.backbone(torch.zeros(1, 3, size, size)))
+    fixed = heads_that_stay(student)
     ignored += [layer.qkv for layer in fixed]
     heads = {layer.qkv: layer.num_heads for layer in attentions(student.backbone) if layer not in fixed}
     for members in graph.get_all_groups(ignored_layers=ignored):
         part = part_of(members, blocks, set(heads))
         if part not in config.cut:
             continue
-        module = members[0].dep.target.module
+        module, gated = members[0].dep.target.module, gated_mlp(members)
         if part is PrunePart.heads:
             members, units = _by_projection(graph, members), heads[module]
+        elif gated is not None:
+            members, units = gated.members(), gated.units
         else:
-            members = _by_smallest(graph, members)
-            module, units = members[0].dep.target.module, len(members[0].idxs)
+            units = len(members[0].idxs) // _channels_together(members)
         channels = len(members[0].idxs)
         scores = score(members, channels).reshape(units, -1).sum(1)
-        yield Group(names[module], part, units, channels // units, scores, members)
+        yield Group(names[module], part, units, channels // units, scores, members, gated)
+
+
+def heads_that_stay(student: Student) -> list[nn.Module]:
+    """Return the attention layers of the backbone that cannot lose heads."""
+    size = student.architecture.img_size
+    return fixed_attentions(student.backbone, lambda: student.backbone(torch.zeros(1, 3, size, size)))
 
 
 def units_to_remove(
@@ -127,7 +139,8 @@ def units_to_remove(
             count = int((share < limit).sum())
         else:
             count = max(0, group.units - remaining[group.layer] if remaining else int(group.units * config.amount))
-        step = 1 if group.part is PrunePart.heads else min(config.granularity, group.units)
+        granularity = max(1, config.granularity // group.size)
+        step = 1 if group.part is PrunePart.heads else min(granularity, group.units)
         rest = max(step, -(-(group.units - count) // step) * step)
         removed.append(sorted(group.scores.argsort(stable=True)[: max(0, group.units - rest)].tolist()))
     return removed
@@ -170,14 +183,14 @@ def unsupported(student: Student, why: str) -> SpecError:
     )
 
 
-def _by_smallest(graph: tp.DependencyGraph, members: tp.dependency.Group) -> tp.dependency.Group:
-    """Return the same group in channels of its layer with the fewest: that reads what others output two or more times
-    as wide, as a gated MLP does."""
-    layers = [(dep, indices) for dep, indices in members if isinstance(dep.target.module, nn.Linear | nn.Conv2d)]
-    dep, indices = min(layers, key=lambda member: len(member[1]), default=members[0])
-    if len(indices) == len(members[0].idxs):
-        return members
-    return graph.get_pruning_group(dep.target.module, dep.handler, indices)
+def _has_groups(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and 1 < module.groups < module.in_channels
+
+
+def _channels_together(members: tp.dependency.Group) -> int:
+    """Return how many channels in a row are removed together: a group of each grouped convolution among ``members``."""
+    sizes = [dep.target.module.group_size for dep, _ in members if isinstance(dep.target.module, GroupedConv2d)]
+    return math.lcm(*sizes)
 
 
 def _by_projection(graph: tp.DependencyGraph, members: tp.dependency.Group) -> tp.dependency.Group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -60,17 +60,24 @@ def _can_lose_a_head(attention: nn.Module, args: tuple, kwargs: dict[str, Any]) 
 def blocks_of(module: nn.Module) -> dict[nn.Module, str]:
     """Return the name of the innermost block that contains each layer.
 
-    A block is a child of an ``nn.Sequential`` or ``nn.ModuleList`` with two or more linear layers or convolutions, and
-    is not such a container itself.
+    A block is a child of a container with two or more linear layers or convolutions, and is not a sequence or list
+    itself. Containers are sequences, lists, and modules of a class of which one has two or more children, all of one
+    class (RegNet's stages).
     """
+    of_one_kind = {type(m) for m in module.modules() if len([*m.children()]) > 1 and _are_alike(m.children())}
+    containers = (nn.Sequential, nn.ModuleList, *of_one_kind)
     blocks: dict[nn.Module, str] = {}
     for name, container in module.named_modules():
-        if isinstance(container, nn.Sequential | nn.ModuleList):
+        if isinstance(container, containers):
             for key, child in container.named_children():
                 layers = [m for m in child.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
                 if not isinstance(child, nn.Sequential | nn.ModuleList) and len(layers) > 1:
                     blocks |= dict.fromkeys(child.modules(), f"{name}.{key}".lstrip("."))  # outer ones come first
     return blocks
+
+
+def _are_alike(modules: Iterable[nn.Module]) -> bool:
+    return len(set(map(type, modules))) == 1
 
 
 def part_of(group: tp.dependency.Group, blocks: dict[nn.Module, str], qkv: set[nn.Module]) -> PrunePart:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from radioplat.compression.pruning.depth import drop_blocks
-from radioplat.compression.pruning.groups import Readers, groups_of, trace, units_to_remove, unsupported
+from radioplat.compression.pruning.grouped_convolutions import cut_by_groups
+from radioplat.compression.pruning.groups import (
+    Readers,
+    groups_of,
+    heads_that_stay,
+    trace,
+    units_to_remove,
+    unsupported,
+)
 from radioplat.compression.pruning.prunable_parts import attentions
 from radioplat.compression.pruning.rebuild import all_kept, original_name, rebuild, update_sizes
 from radioplat.compression.pruning.scores import ChannelScore
@@ -33,11 +41,13 @@ class Cuts:
         kept: indices of the children that stay, by the name of each container that lost blocks.
         units: the removed units of each group, in the model's order after blocks were removed.
         sizes: number of units of each group before, by its layer's name in the unpruned backbone.
+        heads_stay: names of attention layers that cannot lose heads, where heads were to be removed.
     """
 
     kept: dict[str, list[int]]
     units: list[list[int]]
     sizes: dict[str, int]
+    heads_stay: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -190,11 +200,14 @@ def _cut_channels(
     for module in fused:
         setattr(module, FUSED, False)
     try:
-        units, sizes = _cut(small, config, score, target, all_kept(student, kept), readers)
+        stay = heads_that_stay(small) if PrunePart.heads in config.cut else []
+        names = [name for name, module in small.named_modules() if module in stay]
+        with cut_by_groups(small):
+            units, sizes = _cut(small, config, score, target, all_kept(student, kept), readers)
         for module in fused:
             setattr(module, FUSED, True)
         update_sizes(small)
-        return rebuild(student, small, kept), Cuts(kept, units, sizes)
+        return rebuild(student, small, kept), Cuts(kept, units, sizes, names)
     except (IndexError, KeyError, RuntimeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
         # Layers of some families store their sizes in ways that torch-pruning and update_sizes do not support.
         raise unsupported(student, f"the pruned model does not run ({error})") from error
@@ -250,7 +263,9 @@ def _cut(
         remaining = {layer: size - int(size * target.amount) for layer, size in before.items()}
     units = target.units if isinstance(target, Cuts) else units_to_remove(groups, config, remaining)
     for group, removed in zip(groups, units, strict=True):
-        if removed:
+        if removed and group.gated is not None:
+            group.gated.remove(removed)
+        elif removed:
             indices = [unit * group.size + i for unit in removed for i in range(group.size)]
             root = group.members[0].dep
             graph.get_pruning_group(root.target.module, root.handler, indices).prune()

@@ -42,6 +42,7 @@ class PruneReport:
         went: the smallest and the largest share of a layer's channels that was removed; empty if no channels were, or
             with retraining.
         batchnorm_images: number of images that BatchNorm's statistics were estimated from; 0 with retraining.
+        heads_stay: attention layers that kept all heads, because they do not run with fewer.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class PruneReport:
     rounds: tuple[Round, ...] = ()
     went: tuple[float, ...] = ()
     batchnorm_images: int = 0
+    heads_stay: tuple[str, ...] = ()
 
 
 def prune(
@@ -105,6 +107,7 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
             done.sparse,
             went=_went(done),
             batchnorm_images=done.batchnorm_images,
+            heads_stay=tuple(done.cuts.heads_stay if done.cuts else ()),
         )
     write_model(small, target, REPORT, asdict(report))
     return report

@@ -20,6 +20,9 @@ def show(report: PruneReport) -> None:
         )
         if sparse.left_out:
             terminal.say(f"left out, their number of inputs is not a multiple of 4: {', '.join(sparse.left_out)}")
+    if report.heads_stay:
+        some = ", ".join(report.heads_stay[:2]) + (", ..." if len(report.heads_stay) > 2 else "")
+        terminal.say(f"{len(report.heads_stay)} attention layers keep all heads, as they do not run with fewer: {some}")
     if report.batchnorm_images:
         terminal.say(f"BatchNorm's statistics estimated again from {report.batchnorm_images} training images")
     terminal.say(f"{report.path}")
