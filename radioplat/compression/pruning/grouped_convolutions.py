@@ -47,15 +47,15 @@ class GroupedConvPruner(tp.function.BasePruningFunc):
 @contextlib.contextmanager
 def cut_by_groups(module: nn.Module) -> Iterator[None]:
     """Give grouped convolutions of ``module`` the class above inside the block."""
-    found = [
+    layers = [
         layer
         for layer in module.modules()
         if type(layer) is nn.Conv2d and 1 < layer.groups < layer.in_channels == layer.out_channels
     ]
-    for layer in found:
+    for layer in layers:
         layer.__class__ = GroupedConv2d
     try:
         yield
     finally:
-        for layer in found:
+        for layer in layers:
             layer.__class__ = nn.Conv2d

@@ -2,7 +2,8 @@
 
 Rounding moves the mean and the variance of each output channel of a convolution. Its BatchNorm, which is folded, would
 have removed that. Here each channel gets a factor and a bias so that its mean and variance over the calibration images
-are those of the float model. The factor goes into the weight and its scale: the rounded numbers stay the same.
+are those of the float model. The factor goes into the weight and its scale: the rounded numbers stay the same. Where a
+layer has one scale for all channels, only the mean is corrected (bias correction: Nagel et al. 2019, section 4.2).
 """
 
 from __future__ import annotations
@@ -65,24 +66,37 @@ def reestimate_norms(
     corrected = [name for name in done if calls[name] == len(runs)]  # a layer that is called twice has two statistics
     for name in corrected:
         layer = quantized.get_submodule(name)
-        factor, shift = _factor_and_shift(ours[name], theirs[name])
-        layer.weight.mul_(factor.reshape(-1, 1, 1, 1))
-        layer.weight_quantizer.scale.mul_(factor.to(layer.weight_quantizer.scale.dtype))
+        factor, shift = _factor_and_shift(ours[name], theirs[name], _is_per_channel(layer))
+        if _is_per_channel(layer):
+            layer.weight.mul_(factor.reshape(-1, 1, 1, 1))
+            layer.weight_quantizer.scale.mul_(factor.to(layer.weight_quantizer.scale.dtype))
         layer.bias.mul_(factor).add_(shift)
     return corrected
 
 
 def _can_be_corrected(layer: nn.Module) -> bool:
-    """Return whether a layer is a convolution with a bias and a scale for each output channel of its weight."""
-    scales = getattr(layer, "weight_quantizer", None)
-    return isinstance(layer, nn.Conv2d) and layer.bias is not None and scales is not None and scales.axis == 0
+    """Return whether a layer is a convolution with a bias and a quantized weight."""
+    return isinstance(layer, nn.Conv2d) and layer.bias is not None and _quantizer(layer) is not None
 
 
-def _factor_and_shift(ours: _Moments, theirs: _Moments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the fp32 factor and bias, ``[C]``, that give the values of ``ours`` the statistics of ``theirs``."""
+def _is_per_channel(layer: nn.Module) -> bool:
+    return getattr(_quantizer(layer), "axis", -1) == 0
+
+
+def _quantizer(layer: nn.Module) -> nn.Module | None:
+    return getattr(layer, "weight_quantizer", None)
+
+
+def _factor_and_shift(ours: _Moments, theirs: _Moments, per_channel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the fp32 factor and bias, ``[C]``, that give the values of ``ours`` the statistics of ``theirs``.
+
+    Args:
+        per_channel: whether channels may have factors; else these are 1.
+    """
     (mean, variance), (wanted_mean, wanted) = ours.mean_and_variance(), theirs.mean_and_variance()
     least = EPSILON * wanted.mean() + torch.finfo(torch.float64).tiny
     factor = ((wanted + least) / (variance + least)).sqrt().clamp(1 / WIDEST, WIDEST)
+    factor = factor if per_channel else torch.ones_like(factor)
     return factor.float(), (wanted_mean - factor * mean).float()
 
 
@@ -100,7 +114,7 @@ def _correct(wanted: _Moments, ours: _Moments, calls: Counter[str], name: str) -
         ours.add(output)
         own = _Moments()
         own.add(output)
-        factor, shift = _factor_and_shift(own, wanted)
+        factor, shift = _factor_and_shift(own, wanted, _is_per_channel(layer))
         return output * factor.reshape(-1, 1, 1).to(output) + shift.reshape(-1, 1, 1).to(output)
 
     return hook

@@ -83,6 +83,16 @@ def test_the_rounded_numbers_stay(plain, batches):
     assert moved == len(a.architecture.quantized.layers)
 
 
-def test_scales_of_a_whole_layer_cannot_be_corrected(plain, batches):
-    done = quantize_model(plain, QuantizeConfig(reestimate_batchnorm=True, per_channel=False), batches)
-    assert done.reestimated == []
+def test_with_one_scale_a_layer_means_alone_are_corrected(plain, batches):
+    floats = statistics(fold_batch_norm(plain, batches[0]), batches)
+    a, b = (
+        quantize_model(plain, QuantizeConfig(reestimate_batchnorm=on, per_channel=False), batches).model
+        for on in (False, True)
+    )
+    off, on = (
+        torch.stack([((mean - floats[name][0]) / floats[name][1]).abs().mean() for name, (mean, _) in found.items()])
+        for found in (statistics(a, batches), statistics(b, batches))
+    )
+    assert on.mean() < 0.3 * off.mean()
+    for name in a.architecture.quantized.layers:
+        assert torch.equal(a.get_submodule(name).weight, b.get_submodule(name).weight)
