@@ -22,7 +22,7 @@ class Range:
     Attributes:
         tensor: its name in the graph before rounding, also in the graph without Q/DQ.
         format: ``int8``, ``int4`` or ``fp8``.
-        scale: fp32, one number ``[]``, or ``[channels]``.
+        scale: fp32, one number ``[]``, or ``[channels]``; for blocks of a matrix with one side divided by their size.
         axis: axis of several scales; -1 for a single one.
         source: the quantizer that it is from, or how it was measured.
         is_weight: whether the tensor is a weight.
