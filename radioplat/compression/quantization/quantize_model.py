@@ -95,8 +95,9 @@ def quantize_model(
     attention = place_attention(folded, config, find_attention(folded, lambda: folded.run_all(noise)))
     placement = replace(placement, folded=[list(pair) for pair in pairs], additions=additions, attention=attention)
     unfolded = [(conv, norm) for conv, norm in following_norms(folded, noise) if conv in placement.layers]
-    example = [images.to(device) for images in batches]
-    equalized = equalize(folded, noise, example) if config.equalize and not settled else []
+    equalized = []
+    if config.equalize and not settled:
+        equalized = equalize(folded, noise, [images.to(device) for images in batches])
     made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)
     load_folded(made, folded)
     shared = shared_scales(made, lambda: made.run_all(noise), settled)
