@@ -56,7 +56,11 @@ OF_VITS: dict[str, dict[str, Any]] = {
 }
 
 
-FORMS = {"vit_small": OF_VITS, "efficientnet_lite2": MEANS}
+FORMS = {
+    "vit_small": OF_VITS,
+    "efficientnet_lite2": {name: MEANS[name] for name in ("int8", "reestimate")},
+    "uneven resnet18": {name: OF_CNNS[name] for name in OF_CNNS if name in ("int8", "reestimate") or "layer" in name},
+}
 
 
 def main() -> None:
