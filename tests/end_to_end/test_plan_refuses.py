@@ -50,7 +50,7 @@ def binding(**changes) -> str:
         # a family, or an amount, that cannot be pruned
         (["prune.amount=1"], "prune.amount"),
         (["prune.blocks=2"], "prune.blocks"),
-        (["prune.score=taylor", f"model.backbone={{type: {EVA}}}"], "model.backbone.type"),
+        (["prune.score=taylor", "prune.parts=[width]", f"model.backbone={{type: {EVA}}}"], "model.backbone.type"),
         (["prune={rounds: 3}"], "prune.rounds"),
         # incompatible mode and loss
         ([f"{T}[1].loss_type=KL"], f"{T}[1].loss_type"),
