@@ -22,6 +22,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,7 @@ def make(home: Path, architecture: StudentArchitecture, name: str) -> None:
     """Write ``fp32.engine`` and ``int8.engine`` of a student by the commands of radioplat."""
     student = drawn(architecture)
     if name == "efficientnet_lite0":
-        weights = load_file(teacher_weights(architecture.type, home.parent / "weights"))
-        missing, _ = student.backbone.model.load_state_dict(weights, strict=False)
-        assert not missing, missing
+        load_pretrained(student, home.parent / "weights")
     save_model(student, home / "student")
     images = {"train_dataset": {"images_dir": str(home.parent / "images")}, "img_size": SIZE, "batch_size": 8}
     spec: dict[str, Any] = {"dataset": images, "quantize": {"checkpoint": str(home / "student")}}
@@ -130,6 +129,13 @@ def drawn(architecture: StudentArchitecture) -> Student:
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
     return student
+
+
+def load_pretrained(student: Student, folder: Path) -> None:
+    """Give a student the ImageNet weights of its architecture, which ``folder`` keeps."""
+    weights = load_file(teacher_weights(student.architecture.type, folder))
+    missing, _ = student.backbone.model.load_state_dict(weights, strict=False)
+    assert not missing, missing
 
 
 def write_with_branches(student: Student, path: Path) -> None:
@@ -160,13 +166,17 @@ def rtx_layers(home: Path) -> int | None:
 def write_images(folder: Path) -> None:
     """Write crops of photographs to calibrate on, and ``images.npy`` with others."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    held_out = []
-    for photograph in PHOTOGRAPHS:
-        for i, crop in enumerate(crops(photograph, False, CALIBRATION, seed=0)):
-            crop.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(folder / "images" / f"{photograph.name}_{i}.png")
-        for crop in crops(photograph, True, HELD_OUT, seed=0):
-            held_out.append(np.asarray(crop.resize((SIZE, SIZE), Image.Resampling.BICUBIC)).transpose(2, 0, 1))
+    for name, image in photographs(False, CALIBRATION):
+        image.save(folder / "images" / f"{name}.png")
+    held_out = [np.asarray(image).transpose(2, 0, 1) for _, image in photographs(True, HELD_OUT)]
     np.save(folder / "images.npy", np.stack(held_out))
+
+
+def photographs(held_out: bool, count: int) -> Iterator[tuple[str, Image.Image]]:
+    """Yield ``count`` crops of one part of each bundled photograph, with their names, in SIZE."""
+    for photograph in PHOTOGRAPHS:
+        for i, crop in enumerate(crops(photograph, held_out, count, seed=0)):
+            yield f"{photograph.name}_{i}", crop.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
 
 
 def _mean(ratios: list[float]) -> float | None:

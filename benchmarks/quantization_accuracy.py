@@ -6,8 +6,8 @@ training parts of the bundled photographs; features on crops of the held-out par
 - EfficientNet-Lite0 and -Lite2 with their pretrained weights (ReLU6 between convolutions): INT8, and the same with
   ``equalize``, with ``reestimate_batchnorm`` and with both; with a scale for each channel and (Lite0) for each layer.
 - A drawn ResNet whose channels were made uneven by 1/16 to 16 where only a ReLU follows (the features stay): the same.
-- A drawn ViT-Small: INT8; with ``attention`` in INT8 and in FP8; 4-bit weights in blocks of 128 and of 64 beside float
-  activations, and by channel beside INT8 activations.
+- A drawn ViT-Small: INT8; with ``attention`` in INT8 and in FP8; 4-bit weights in blocks of 128 and of 64 with float
+  activations, and by channel with INT8 activations.
 
 The last line on stdout is one JSON object: ``cosine`` (mean over the images of the cosine of spatial features, and its
 standard error, by student and by means), ``reestimate_gain`` (of 1 - cosine: the least share that re-estimation removes
@@ -25,15 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.engines import CALIBRATION, FAMILIES, HELD_OUT, SIZE, drawn
+from benchmarks.engines import CALIBRATION, FAMILIES, HELD_OUT, SIZE, drawn, load_pretrained, photographs
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.models.student.student import Student, StudentArchitecture
-from radioplat.quickstart.photographs import PHOTOGRAPHS, crops
-from radioplat.quickstart.weights import teacher_weights
 from radioplat.spec.schema.quantize import QuantizeConfig, QuantizeMode
 
 BATCH, UNEVEN = 16, 16.0
@@ -65,8 +61,11 @@ FORMS = {
 
 def main() -> None:
     """Quantize, compare, print."""
-    calibration, held_out = photographs(False, CALIBRATION), photographs(True, HELD_OUT)
-    students = {name: pretrained(f"tf_{name}") for name in PRETRAINED}
+    calibration, held_out = batches(False, CALIBRATION), batches(True, HELD_OUT)
+    students = {name: Student(StudentArchitecture(f"tf_{name}", img_size=SIZE)).eval() for name in PRETRAINED}
+    with TemporaryDirectory() as folder:
+        for student in students.values():
+            load_pretrained(student, Path(folder))
     students |= {"uneven resnet18": uneven(drawn(FAMILIES["resnet18"])), "vit_small": drawn(FAMILIES["vit_small"])}
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for name, student in students.items():
@@ -81,16 +80,6 @@ def main() -> None:
     print(json.dumps({**figures, "images": sum(len(batch) for batch in held_out)}))
 
 
-def pretrained(name: str) -> Student:
-    """Return a student with ImageNet's weights."""
-    student = Student(StudentArchitecture(name, img_size=SIZE)).eval()
-    with TemporaryDirectory() as folder:
-        weights = load_file(teacher_weights(name, Path(folder)))
-    missing, _ = student.backbone.model.load_state_dict(weights, strict=False)
-    assert not missing, missing
-    return student
-
-
 @torch.no_grad()
 def uneven(student: Student) -> Student:
     """Multiply the channels between the two convolutions of each block of a ResNet by 1/UNEVEN to UNEVEN."""
@@ -102,21 +91,17 @@ def uneven(student: Student) -> Student:
     return student
 
 
-def photographs(held_out: bool, count: int) -> list[torch.Tensor]:
-    """Return ``count`` crops of each photograph in batches, uint8 ``[B, 3, SIZE, SIZE]``."""
-    made = [
-        np.asarray(crop.resize((SIZE, SIZE), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
-        for photograph in PHOTOGRAPHS
-        for crop in crops(photograph, held_out, count, seed=0)
-    ]
+def batches(held_out: bool, count: int) -> list[torch.Tensor]:
+    """Return ``count`` crops of each photograph, uint8 ``[B, 3, SIZE, SIZE]`` each."""
+    made = [np.asarray(image).transpose(2, 0, 1) for _, image in photographs(held_out, count)]
     return list(torch.from_numpy(np.stack(made)).split(BATCH))
 
 
 @torch.no_grad()
-def cosine(made: nn.Module, before: nn.Module, batches: Sequence[torch.Tensor]) -> tuple[float, float]:
+def cosine(made: nn.Module, before: nn.Module, held_out: Sequence[torch.Tensor]) -> tuple[float, float]:
     """Return the mean over the images of the cosine of their spatial features, and its standard error."""
     each = torch.cat(
-        [F.cosine_similarity(made(images).spatial, before(images).spatial, dim=-1).mean((1, 2)) for images in batches]
+        [F.cosine_similarity(made(images).spatial, before(images).spatial, dim=-1).mean((1, 2)) for images in held_out]
     )
     return round(float(each.mean()), 5), round(float(each.std() / len(each) ** 0.5), 5)
 
