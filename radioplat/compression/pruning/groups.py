@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,8 +80,12 @@ def groups_of(
     config: PruneConfig,
     score: ChannelScore,
     readers: Readers | None = None,
+    fixed: Sequence[nn.Module] = (),
 ) -> Iterator[Group]:
     """Yield the groups that ``config`` allows to prune, in the model's order.
+
+    Args:
+        fixed: attention layers that keep their heads; see :func:`heads_that_stay`.
 
     Raises:
         SpecError: a pattern of ``prune.exclude`` names no layer.
@@ -91,11 +95,11 @@ def groups_of(
         if not fnmatch.filter(names.values(), pattern):
             raise SpecError(f"no layer of the backbone is called {pattern!r}", where=f"prune.exclude[{i}]")
     ignored = [m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in config.exclude)]
-    ignored += [m for m in student.modules() if type(m) is not GroupedConv2d and _has_groups(m)]
+    convolutions = [m for m in student.modules() if isinstance(m, nn.Conv2d) and not isinstance(m, GroupedConv2d)]
+    ignored += [m for m in convolutions if 1 < m.groups < m.in_channels]
     ignored += [m for m in student.modules() if m not in names]
     ignored += [m for layer in (readers.layers if readers else ()) for m in layer.modules()]
     blocks = blocks_of(student.backbone)
-    fixed = heads_that_stay(student)
     ignored += [layer.qkv for layer in fixed]
     heads = {layer.qkv: layer.num_heads for layer in attentions(student.backbone) if layer not in fixed}
     for members in graph.get_all_groups(ignored_layers=ignored):
@@ -179,12 +183,9 @@ def unsupported(student: Student, why: str) -> SpecError:
     return SpecError(
         f"{student.architecture.type} cannot be pruned this way: {why}",
         where="model.backbone.type",
-        hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can; for others try prune.parts: [hidden].",
+        hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can; for others try prune.parts: [hidden] "
+        "(docs/pruning.md lists families).",
     )
-
-
-def _has_groups(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv2d) and 1 < module.groups < module.in_channels
 
 
 def _channels_together(members: tp.dependency.Group) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from radioplat.compression.pruning.depth import drop_blocks
 from radioplat.compression.pruning.grouped_convolutions import cut_by_groups
@@ -200,10 +201,10 @@ def _cut_channels(
     for module in fused:
         setattr(module, FUSED, False)
     try:
-        stay = heads_that_stay(small) if PrunePart.heads in config.cut else []
-        names = [name for name, module in small.named_modules() if module in stay]
+        fixed = heads_that_stay(small) if PrunePart.heads in config.cut else []
+        names = [name for name, module in small.named_modules() if module in fixed]
         with cut_by_groups(small):
-            units, sizes = _cut(small, config, score, target, all_kept(student, kept), readers)
+            units, sizes = _cut(small, config, score, target, all_kept(student, kept), readers, fixed)
         for module in fused:
             setattr(module, FUSED, True)
         update_sizes(small)
@@ -237,6 +238,7 @@ def _cut(
     target: Aim | Cuts | None,
     kept: dict[str, list[int]],
     readers: Readers | None,
+    fixed: list[nn.Module],
 ) -> tuple[list[list[int]], dict[str, int]]:
     """Remove units from ``student``, in place; return those removed, by group, and :attr:`Cuts.sizes`."""
     if not config.cut:
@@ -248,7 +250,7 @@ def _cut(
             hint="Leave width out, or train heads of spatial_mlp_version: v2.",
         )
     graph = trace(student, readers)
-    groups = list(groups_of(student, graph, config, score, readers))
+    groups = list(groups_of(student, graph, config, score, readers, fixed))
     if not groups:
         raise SpecError(
             "no layer of this backbone matches prune.parts and prune.exclude",

@@ -93,7 +93,9 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
         rounds = tuple(prune_in_rounds(spec, checkpoint, folder, say))
         last = rounds[-1]
         amount = 1 - math.prod(1 - each.amount for each in rounds)
-        report = PruneReport(target, checkpoint, amount, rounds[0].before, last.after, last.sparse, rounds)
+        report = PruneReport(
+            target, checkpoint, amount, rounds[0].before, last.after, last.sparse, rounds, heads_stay=last.heads_stay
+        )
         small: VisionModel = load_student(last.checkpoint)
     else:
         done = cut(spec, config, checkpoint, folder)

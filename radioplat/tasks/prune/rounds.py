@@ -41,6 +41,7 @@ class Round:
         amount: share of each layer's channels that the round removed.
         before, after: cost of the backbone.
         checkpoint: of the retrained student.
+        heads_stay: attention layers that kept all heads, because they do not run with fewer.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Round:
     after: Cost
     sparse: Sparsified | None
     checkpoint: Path
+    heads_stay: tuple[str, ...] = ()
 
 
 def prune_in_rounds(spec: Spec, checkpoint: Path, folder: Path, say: Callable[[str], None] | None) -> Iterator[Round]:
@@ -76,7 +78,7 @@ def prune_in_rounds(spec: Spec, checkpoint: Path, folder: Path, say: Callable[[s
         rewinds = spec.prune.retrain.mode is RetrainMode.weight_rewind
         checkpoint = retrain(spec, spec.prune.retrain, place / (REWOUND if rewinds else PRUNED), place, say)
         sparse = Sparsified(**facts["sparse"]) if facts["sparse"] else None
-        yield Round(number, facts["amount"], before, latest, sparse, checkpoint)
+        yield Round(number, facts["amount"], before, latest, sparse, checkpoint, tuple(facts.get("heads_stay", ())))
 
 
 def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number: int) -> None:
@@ -95,6 +97,7 @@ def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number
         "before": asdict(done.before),
         "after": asdict(done.after),
         "sizes": done.cuts.sizes if done.cuts else {},
+        "heads_stay": done.cuts.heads_stay if done.cuts else [],
     }
     if spec.prune.retrain.mode is RetrainMode.weight_rewind and spec.prune.retrain.wanted:
         source = Path(spec.prune.retrain.rewind_to or "") if number == 1 else folder / f"round_{number - 1}" / REWOUND

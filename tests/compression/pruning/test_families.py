@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from radioplat.compression.pruning.grouped_convolutions import cut_by_groups
-from radioplat.compression.pruning.groups import groups_of, trace
+from radioplat.compression.pruning.groups import groups_of, heads_that_stay, trace
 from radioplat.compression.pruning.prune import FUSED, prune_model
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.models.student.checkpoint import load_student, save_student
@@ -49,7 +49,8 @@ def with_zeros(student, config: PruneConfig):
         if getattr(module, FUSED, False):
             setattr(module, FUSED, False)
     with cut_by_groups(traced):
-        groups = list(groups_of(traced, trace(traced), config, ChannelScore(config)))
+        fixed = heads_that_stay(traced)
+        groups = list(groups_of(traced, trace(traced), config, ChannelScore(config), fixed=fixed))
     names = {module: name for name, module in traced.named_modules()}
     with torch.no_grad():
         for group in groups:
