@@ -6,7 +6,6 @@ import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -105,23 +104,21 @@ def quantize_model(
         made.get_submodule(name).follow(made.get_submodule(leader))
     made.architecture = fused.architecture.with_quantization(replace(placement, shared=shared))
 
+    runs = [lambda model, images=images: model.run_all(images.to(device)) for images in batches]
+
     def run(model: Any) -> None:
-        for images in batches:
-            model.run_all(images.to(device))
+        """Run all calibration images."""
+        for each in runs:
+            each(model)
 
     idle = calibrate(made, config, lambda: run(made), settled)
     calibrate_by_modelopt(made, config, run, settled)
     reestimated = []
     if config.reestimate_batchnorm:
-        runs = [partial(_run_all, images=images.to(device)) for images in batches]
         names = [conv for conv, _ in pairs if conv in placement.layers and not conv.startswith(settled)]
         reestimated = reestimate_norms(made, folded, names, runs)
     cosine = mean_cosine(made, before, batches, device)
     return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine, reestimated)
-
-
-def _run_all(model: Any, images: torch.Tensor) -> None:
-    model.run_all(images)
 
 
 def mean_cosine(

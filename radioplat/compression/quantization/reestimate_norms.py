@@ -9,7 +9,6 @@ layer has one scale for all channels, only the mean is corrected (bias correctio
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,22 +55,20 @@ def reestimate_norms(
     """
     done = [name for name in names if _can_be_corrected(quantized.get_submodule(name))]
     ours, theirs = ({name: _Moments() for name in done} for _ in range(2))
-    calls: Counter[str] = Counter()
     for run in runs:
         batch = {name: _Moments() for name in done}
         with _hooks(floats, {name: _count(batch[name], theirs[name]) for name in done}):
             run(floats)
-        with _hooks(quantized, {name: _correct(batch[name], ours[name], calls, name) for name in done}):
+        with _hooks(quantized, {name: _correct(batch[name], ours[name]) for name in done}):
             run(quantized)
-    corrected = [name for name in done if calls[name] == len(runs)]  # a layer that is called twice has two statistics
-    for name in corrected:
+    for name in done:
         layer = quantized.get_submodule(name)
         factor, shift = _factor_and_shift(ours[name], theirs[name], _is_per_channel(layer))
         if _is_per_channel(layer):
             layer.weight.mul_(factor.reshape(-1, 1, 1, 1))
             layer.weight_quantizer.scale.mul_(factor.to(layer.weight_quantizer.scale.dtype))
         layer.bias.mul_(factor).add_(shift)
-    return corrected
+    return done
 
 
 def _can_be_corrected(layer: nn.Module) -> bool:
@@ -102,15 +99,16 @@ def _factor_and_shift(ours: _Moments, theirs: _Moments, per_channel: bool) -> tu
 
 def _count(*moments: _Moments) -> Callable:
     def hook(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        """Count the output."""
         for each in moments:
             each.add(output)
 
     return hook
 
 
-def _correct(wanted: _Moments, ours: _Moments, calls: Counter[str], name: str) -> Callable:
+def _correct(wanted: _Moments, ours: _Moments) -> Callable:
     def hook(layer: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
-        calls[name] += 1
+        """Count the output, and return it with the statistics of ``wanted``."""
         ours.add(output)
         own = _Moments()
         own.add(output)
