@@ -21,7 +21,7 @@ from radioplat.models.quantized.architecture import NOT_CALLED, LayerFormats, Qu
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.residual_quantizer import has_identity_branch
 from radioplat.models.vision_model import VisionModel
-from radioplat.spec.resolved.number_formats import SPELLINGS, formats_of
+from radioplat.spec.resolved.number_formats import SPELLINGS, formats_of, has_blocks
 from radioplat.spec.schema.quantize import BLOCK_SIZES, QuantizeConfig
 
 KINDS = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
@@ -61,11 +61,13 @@ def place(student: VisionModel, config: QuantizeConfig, used: set[str]) -> Quant
             skipped[name] = f"{type(layer).__name__} has no quantized form"
         elif name not in used:
             skipped[name] = NOT_CALLED
-        elif why := _no_blocks(layer, weights, activations, config):
-            skipped[name] = why
+        elif not has_blocks(weights, activations):
+            layers[name] = LayerFormats(weights, activations, config.per_channel)
         else:
-            block = _block(layer, config) if _is_in_blocks(weights, activations) else None
-            layers[name] = LayerFormats(weights, activations, config.per_channel, block)
+            try:
+                layers[name] = LayerFormats(weights, activations, block=_block_size(layer, config))
+            except ValueError as error:
+                skipped[name] = str(error)
     if not layers:
         hint = "Look at quantize.layers, skip_names and default_layer_dtype."
         why = "; ".join(sorted(set(skipped.values()))[:3])
@@ -76,26 +78,20 @@ def place(student: VisionModel, config: QuantizeConfig, used: set[str]) -> Quant
     return Quantization(layers, residuals, [], relu6, skipped)
 
 
-def _is_in_blocks(weights: str, activations: str | None) -> bool:
-    """Return whether the weights have a scale for each block, as TensorRT has 4 bits: only beside float activations."""
-    return weights == "int4" and activations is None
+def _block_size(layer: nn.Module, config: QuantizeConfig) -> int:
+    """Return how many 4-bit weights of ``layer`` share a scale: the largest allowed size that divides its inputs.
 
-
-def _block(layer: nn.Module, config: QuantizeConfig) -> int | None:
-    """Return the largest allowed size of blocks that divides the layer's inputs; None if none does."""
-    sizes = (config.block_size,) if config.block_size else BLOCK_SIZES
-    fits = isinstance(layer, nn.Linear)
-    return next((size for size in sizes if fits and layer.in_features % size == 0), None)
-
-
-def _no_blocks(layer: nn.Module, weights: str, activations: str | None, config: QuantizeConfig) -> str | None:
-    """Return why a layer cannot have 4-bit weights in blocks; None if it can, or need not."""
-    if not _is_in_blocks(weights, activations) or _block(layer, config):
-        return None
+    Raises:
+        ValueError: with the reason why it can have no blocks.
+    """
     if not isinstance(layer, nn.Linear):
-        return "a convolution: engines have 4-bit weights beside float activations in linear layers only"
-    sizes = " or ".join(map(str, (config.block_size,) if config.block_size else BLOCK_SIZES))
-    return f"its {layer.in_features} inputs are no multiple of a block of {sizes} 4-bit weights"
+        raise ValueError("a convolution: engines have 4-bit weights with float activations in linear layers only")
+    sizes = (config.block_size,) if config.block_size else BLOCK_SIZES
+    for size in sizes:
+        if layer.in_features % size == 0:
+            return size
+    listed = " or ".join(map(str, sizes))
+    raise ValueError(f"its {layer.in_features} inputs are no multiple of a block of {listed} 4-bit weights")
 
 
 def _residuals(

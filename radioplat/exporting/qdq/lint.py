@@ -121,7 +121,7 @@ def _layer(graph: Graph, layer: Layer, may_be_float: bool, is_weight_only: bool)
     scale = graph.array(weight.input[1])
     if stored_type(graph, weight) == TensorProto.INT4 and block_of(weight) not in BLOCK_SIZES:
         sizes = " or ".join(map(str, BLOCK_SIZES))
-        message = f"TensorRT has 4-bit weights with a scale for each block of {sizes}, beside float activations only"
+        message = f"TensorRT has 4-bit weights with a scale for each block of {sizes}, with float activations only"
         yield Finding(name, "int4-not-in-blocks", message)
     if scale is None:
         return

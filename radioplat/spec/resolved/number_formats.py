@@ -124,5 +124,10 @@ def formats_of(config: QuantizeConfig, rule: LayerRule | None) -> tuple[str | No
     return weights, _format(activations or engine_type(weights))
 
 
+def has_blocks(weights: str | None, activations: str | None) -> bool:
+    """Return whether weights of a format have a scale for each block, as TensorRT has 4 bits with float activations."""
+    return weights == "int4" and activations is None
+
+
 def _format(spelling: str) -> str | None:
     return None if spelling == NATIVE else SPELLINGS[spelling]

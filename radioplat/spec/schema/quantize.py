@@ -77,7 +77,7 @@ class QuantizeConfig:
     layers: list[LayerRule] = field(default_factory=list)
     skip_names: list[str] = field(default_factory=list)  # patterns as for module_name; these layers stay float
     per_channel: bool = True  # (+) one weight scale per output channel; false: one per layer
-    # (+) inputs of an output channel that share a scale of int4 weights beside float activations: 128 or 64; unset: the
+    # (+) inputs of an output channel that share a scale of int4 weights with float activations: 128 or 64; unset: the
     # larger one that divides the layer's inputs
     block_size: int | None = number(None, at_least=1)
     heads: bool = False  # (+) also quantize the teachers' heads, except their last layers, which are regressions

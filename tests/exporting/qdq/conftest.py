@@ -39,7 +39,8 @@ def quantized_student(architecture: StudentArchitecture, formats: LayerFormats, 
                 layers[name] = formats
         elif isinstance(module, nn.BatchNorm2d):
             folded.append([last, name])
-    residuals = {name: "int8" for name, module in plain.named_modules() if has_identity_branch(module)}
+    blocks = (name for name, module in plain.named_modules() if has_identity_branch(module))
+    residuals = dict.fromkeys(blocks, formats.activations or "int8")
     how = Quantization(layers, residuals, folded, skipped=skipped)
     student = Student(replace(architecture, quantized=how)).eval()
     student.load_state_dict(plain.state_dict(), strict=False)

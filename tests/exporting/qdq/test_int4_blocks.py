@@ -1,4 +1,4 @@
-"""4-bit weights as TensorRT has them, in blocks beside float activations: judged by onnxruntime and by a builder."""
+"""4-bit weights as TensorRT has them, in blocks, with float activations: judged by onnxruntime and by a builder."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def test_a_builder_takes_blocks_and_other_4_bit_weights_are_refused_before_it(ex
     beside = quantize_model(Student(WIDE).eval(), QuantizeConfig(default_layer_dtype="int4"), [images]).model
     report = export_onnx(beside, tmp_path / "w4a8.onnx", height=SIZE, width=SIZE)
     assert {finding.rule for finding in report.quantized.lint.errors} == {"int4-not-in-blocks"}
-    with pytest.raises(EngineError, match="4-bit weights in blocks of 128 or 64 beside float activations; backbone"):
+    with pytest.raises(EngineError, match="4-bit weights in blocks of 128 or 64, with float activations; backbone"):
         build_engine(report.path, tmp_path / "w4a8.engine", config, backend=EngineBackend.tensorrt_rtx)

@@ -22,6 +22,7 @@ TAO = {
     "device": "cuda",
     "backend_kwargs": {},
 }
+IN_BLOCKS = {"mode": "weight_only_ptq", "default_layer_dtype": "int4"}
 
 
 def spec(**quantize):
@@ -72,7 +73,10 @@ def test_formats(fields, rest, ruled):
         ({"backend": "nncf"}, "quantize.backend", "no backend is called 'nncf'"),
         ({"backend_kwargs": {"a": 1}}, "quantize.backend_kwargs", "native has no options"),
         ({"checkpoint": "a", "model_path": "b"}, "quantize.model_path", "is another path"),
-        ({"equalize": True, "relu6": True}, "quantize.equalize", "across a ReLU6"),
+        ({"equalize": True, "relu6": True}, "quantize.equalize", "relu6 would then clip"),
+        ({**IN_BLOCKS, "block_size": 32}, "quantize.block_size", "engines have no blocks of 32"),
+        ({"block_size": 64}, "quantize.block_size", "no layer has 4-bit weights with float activations"),
+        ({**IN_BLOCKS, "per_channel": False}, "quantize.per_channel", "have a scale for each block"),
         ({"device": "tpu"}, "quantize.device", "cpu, cuda or cuda:N"),
         ({"device": "cuda:one"}, "quantize.device", "cpu, cuda or cuda:N"),
     ],

@@ -1,1 +1,1 @@
-"""Engine backends, one per file: TensorRT, TensorRT-RTX, onnxruntime."""
+"""Engine backends, one per file: TensorRT, TensorRT-RTX, onnxruntime, OpenVINO."""

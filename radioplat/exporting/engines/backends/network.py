@@ -49,7 +49,7 @@ def start_build(trt: ModuleType, log: EngineLog, file: OnnxInput, request: Build
     shape, batch = resolve_shape(file.image_shape, request)
     if odd := [layer.module for layer in file.layers if layer.format == "int4" and layer.block not in BLOCK_SIZES]:
         sizes = " or ".join(map(str, BLOCK_SIZES))
-        message = f"TensorRT has 4-bit weights in blocks of {sizes} beside float activations; {odd[0]} has others"
+        message = f"TensorRT has 4-bit weights in blocks of {sizes}, with float activations; {odd[0]} has others"
         hint = "Quantize with activations native (mode: weight_only_ptq), or weights to int8."
         raise EngineError(message, where=str(file.path), hint=hint)
     logger = make_logger(trt, log)

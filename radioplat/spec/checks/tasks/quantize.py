@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.checks.unused_fields import unused_fields
-from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, NATIVE, SPELLINGS, formats_of
+from radioplat.spec.resolved.number_formats import (
+    ACTIVATIONS,
+    DATA_TYPES,
+    NATIVE,
+    SPELLINGS,
+    formats_of,
+    has_blocks,
+)
 from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.spec.schema.quantize import BLOCK_SIZES, Calibrator, QuantizeConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
@@ -49,11 +56,8 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
         hint = f"Any of {', '.join(DATA_TYPES[name].tao_name for name in ACTIVATIONS)}; leave it out for floats."
         yield Problem(f"{config.attention!r} is no format of activations", "quantize.attention", hint)
     if config.equalize and config.relu6:
-        hint = "Set one of them to false."
-        yield Problem("weights cannot be equalized across a ReLU6", "quantize.equalize", hint)
-    if config.block_size is not None and config.block_size not in BLOCK_SIZES:
-        hint = f"Take {' or '.join(map(str, BLOCK_SIZES))}, or leave it out."
-        yield Problem(f"engines have no blocks of {config.block_size}", "quantize.block_size", hint)
+        message = "channels are scaled for a ReLU, and relu6 would then clip them at 6"
+        yield Problem(message, "quantize.equalize", "Set one of them to false.")
     if config.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", config.device):
         yield Problem(f"must be cpu, cuda or cuda:N, not {config.device!r}", "quantize.device")
     yield from _formats(spec)
@@ -112,6 +116,7 @@ def _formats(spec: Spec) -> Iterator[Problem]:
     yield from problems
     if not problems:
         yield from _pairs(spec)
+        yield from _blocks(config)
         yield from _algorithm(spec)
         yield from _onnx_backend(spec)
 
@@ -139,6 +144,20 @@ def _pairs(spec: Spec) -> Iterator[Problem]:
         if activations is not None and weights not in ACTIVATIONS[activations]:
             message = f"{weights} weights cannot be multiplied with {activations} activations"
             yield Problem(message, where, "Take one dtype for both, int4 weights with int8, or native activations.")
+
+
+def _blocks(config: QuantizeConfig) -> Iterator[Problem]:
+    """Check the fields of scales for blocks of 4-bit weights."""
+    used = any(has_blocks(*formats_of(config, rule)) for rule in [None, *config.layers])
+    if config.block_size is not None and config.block_size not in BLOCK_SIZES:
+        hint = f"Take {' or '.join(map(str, BLOCK_SIZES))}, or leave it out."
+        yield Problem(f"engines have no blocks of {config.block_size}", "quantize.block_size", hint)
+    elif config.block_size is not None and not used:
+        hint = "Leave it out, or take int4 weights with native activations (mode: weight_only_ptq)."
+        yield Problem("no layer has 4-bit weights with float activations", "quantize.block_size", hint)
+    if used and not config.per_channel:
+        message = "4-bit weights with float activations have a scale for each block"
+        yield Problem(message, "quantize.per_channel", "Leave it out.")
 
 
 def calibration_problems(spec: Spec) -> Iterator[Problem]:
