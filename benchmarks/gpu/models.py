@@ -99,6 +99,8 @@ def objective_of(spec: Spec, device: str) -> tuple[Models, Objective]:
     models = design_models(spec, "distill")
     student = prepare_student(start_student(spec, models.architecture), spec, "distill")
     objective = DistillObjective(student, models.teachers, student_view(spec), spec.distill)
+    if spec.train.compile:
+        objective.compile_losses()
     return models, objective.to(device).train()
 
 

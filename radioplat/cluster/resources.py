@@ -67,7 +67,10 @@ def teacher_gpus(num_gpus: float | None, gpus: bool) -> float:
 def shortages(demand: Resources, limit: Resources) -> Iterator[Problem]:
     """Yield a problem for each resource of which the cluster can never have enough."""
     cpu_hint = "Lower cluster.cpus_per_worker, cluster.cpus_per_decode or teachers.<name>.num_cpus (fractions are fine)"
-    gpu_hint = "Lower train.num_gpus or teachers.<name>.num_gpus (a fraction shares a GPU)"
+    gpu_hint = (
+        "Lower train.num_gpus or teachers.<name>.num_gpus (a fraction shares a GPU), set teachers.<name>.placement to "
+        "inline (the teacher computes on the workers' GPUs)"
+    )
     for name, needed, available, where, hint in (
         ("CPU", demand.cpus, limit.cpus, "cluster.cpus_per_worker", cpu_hint),
         ("GPU", demand.gpus, limit.gpus, "train.num_gpus", gpu_hint),
