@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.engines_inductor import Fp8Linear, Int8Linear
 
+from benchmarks.engines_inductor import Fp8Linear, Int8Linear
 from radioplat.models.quantized.layers import quantize_layer
 
 
