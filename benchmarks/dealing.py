@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.dealing``. `benchmarks.judges.dealing`, which imports nothing of radioplat, trains a ViT on
 images of 64 to 256 px with two workers of Ray on two cores: with even dealing and by cost in turn, at ZeRO 1 (workers
-wait for each other once a step) and 2 (after each micro-batch), and at ZeRO 1 with half of a core taken from one of
-them. What a micro-batch of each size costs is fitted to the steps of even dealing; `benchmarks.judges.best_dealing`
-tries all ways to deal with these costs. A model (:mod:`benchmarks.dealing_model`) gives figures for 8, 64 and 256
-ranks.
+wait for each other once a step) and 2 (after each micro-batch), and at ZeRO 1 with so much of a core taken from one of
+them that it is about half as fast as the other. What a micro-batch of each size costs is fitted to the steps of even
+dealing; `benchmarks.judges.best_dealing` tries all ways to deal with these costs. A model
+(:mod:`benchmarks.dealing_model`) gives figures for 8, 64 and 256 ranks.
 
 The last line on stdout is one JSON object: ``mixed_zero1_over_optimum`` and ``mixed_zero2_over_optimum`` (the measured
 speed-up over that of the best dealing), ``uneven_speedup``, ``modelled_speedup_64`` (four micro-batches a rank, ranks
@@ -92,6 +92,7 @@ def measured(folder: Path, parts: Sequence[str]) -> dict[str, Any]:
         found["uneven"] = {
             "interval": interval,
             "dealt_anew_at": runs["uneven"]["anew"],
+            "slowness": runs["uneven"]["slowness"],
             **{kind: round(mean(lists), 3) for kind, lists in runs["uneven"]["seconds"].items()},
         }
     model = modelled()

@@ -19,6 +19,7 @@ from radioplat.compression.quantization.find_attention import find_attention
 from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
 from radioplat.compression.quantization.placement import keeps_additions, place, place_attention
 from radioplat.compression.quantization.reestimate_norms import reestimate_norms
+from radioplat.compression.quantization.smooth import smooth
 from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
@@ -43,6 +44,7 @@ class Quantized(Generic[M]):
             ``spatial`` of a student, ``maps`` (backbone) and ``memory`` (encoder) of a detector. A detector's queries
             are not compared, because other positions may become queries.
         reestimated: convolutions whose outputs got the statistics of the float model.
+        smoothed: layers whose inputs have factors of ModelOpt's SmoothQuant or AWQ, in the normalization before them.
     """
 
     model: M
@@ -52,6 +54,7 @@ class Quantized(Generic[M]):
     unfolded: list[tuple[str, str]] = field(default_factory=list)
     cosine: dict[str, float] = field(default_factory=dict)
     reestimated: list[str] = field(default_factory=list)
+    smoothed: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -97,13 +100,6 @@ def quantize_model(
     equalized = []
     if config.equalize and not settled:
         equalized = equalize(folded, noise, [images.to(device) for images in batches])
-    made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)
-    load_folded(made, folded)
-    shared = shared_scales(made, lambda: made.run_all(noise), settled)
-    for name, leader in shared.items():
-        made.get_submodule(name).follow(made.get_submodule(leader))
-    made.architecture = fused.architecture.with_quantization(replace(placement, shared=shared))
-
     runs = [lambda model, images=images: model.run_all(images.to(device)) for images in batches]
 
     def run(model: Any) -> None:
@@ -111,6 +107,13 @@ def quantize_model(
         for each in runs:
             each(model)
 
+    smoothed = [] if settled else smooth(folded, config, placement, noise, run)
+    made = type(model)(fused.architecture.with_quantization(placement)).eval().to(device)
+    load_folded(made, folded)
+    shared = shared_scales(made, lambda: made.run_all(noise), settled)
+    for name, leader in shared.items():
+        made.get_submodule(name).follow(made.get_submodule(leader))
+    made.architecture = fused.architecture.with_quantization(replace(placement, shared=shared))
     idle = calibrate(made, config, lambda: run(made), settled)
     calibrate_by_modelopt(made, config, run, settled)
     reestimated = []
@@ -118,7 +121,7 @@ def quantize_model(
         names = [conv for conv, _ in pairs if conv in placement.layers and not conv.startswith(settled)]
         reestimated = reestimate_norms(made, folded, names, runs)
     cosine = mean_cosine(made, before, batches, device)
-    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine, reestimated)
+    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine, reestimated, smoothed)
 
 
 def mean_cosine(

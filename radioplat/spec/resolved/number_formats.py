@@ -98,6 +98,11 @@ ACTIVATIONS = {
     for name in QUANTIZED
     if DATA_TYPES[name].engine_type == name
 }
+# Configurations of ModelOpt that find factors of channels: formats of the weights and activations that they are for.
+SMOOTHING: dict[str, tuple[str, str | None]] = {
+    "INT8_SMOOTHQUANT_CFG": ("int8", "int8"),
+    "INT4_AWQ_CFG": ("int4", None),
+}
 # Names in section `quantize`: the name of the format.
 SPELLINGS = {spelling: name for name in QUANTIZED for spelling in (name, *DATA_TYPES[name].spellings)}
 

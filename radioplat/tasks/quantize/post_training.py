@@ -53,6 +53,11 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     if config.reestimate_batchnorm:
         notes.append(f"{len(done.reestimated)} convolutions have the mean and variance that they have in floats")
     parts = made.architecture.quantizations.items()
+    if name := config.backend_kwargs.get("quant_cfg"):
+        count = f"{len(done.smoothed)} of {sum(len(how.layers) for _, how in parts)} layers"
+        notes.append(
+            f"{name}: {count} have factors of channels, in the normalization before them; the others follow none"
+        )
     report = QuantizeReport(
         folder.path / MODEL,
         path,

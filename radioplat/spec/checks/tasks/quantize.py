@@ -13,6 +13,7 @@ from radioplat.spec.resolved.number_formats import (
     ACTIVATIONS,
     DATA_TYPES,
     NATIVE,
+    SMOOTHING,
     SPELLINGS,
     formats_of,
     has_blocks,
@@ -21,10 +22,17 @@ from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.spec.schema.quantize import BLOCK_SIZES, Calibrator, QuantizeConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
 
-ONNX_BACKEND = "modelopt.onnx"
+ONNX_BACKEND, TORCH_BACKEND = "modelopt.onnx", "modelopt.pytorch"
+# Configurations of ModelOpt whose scales are those of the native backend, and what selects them there.
+_SAME_AS_NATIVE = {
+    "INT8_DEFAULT_CFG": "default_layer_dtype: int8",
+    "FP8_DEFAULT_CFG": "default_layer_dtype: fp8_e4m3fn and per_channel: false",
+    "INT8_WEIGHT_ONLY_CFG": "default_layer_dtype: int8 and mode: weight_only_ptq",
+    "INT4_BLOCKWISE_WEIGHT_ONLY_CFG": "default_layer_dtype: int4 and mode: weight_only_ptq",
+}
 # Calibrators of each backend. ModelOpt's "mse" is left out: it chose 0.17 for values up to 2.6 (version 0.47.0).
 _ALGORITHMS = {
-    "modelopt.pytorch": (Calibrator.minmax, Calibrator.max, Calibrator.percentile, Calibrator.entropy),
+    TORCH_BACKEND: (Calibrator.minmax, Calibrator.max, Calibrator.percentile, Calibrator.entropy),
     ONNX_BACKEND: (Calibrator.minmax, Calibrator.max, Calibrator.entropy),
     "torchao": (Calibrator.minmax, Calibrator.max, Calibrator.mse),
 }
@@ -37,7 +45,7 @@ def replaced_backend(config: QuantizeConfig) -> list[str]:
     ranges = f"its {config.algorithm.value} ranges {'are the same' if largest else 'differ a little'}"
     if config.backend == "torchao":
         return [f"quantize.backend: torchao is no longer a backend; native was used, {ranges}"]
-    if config.backend == "modelopt.pytorch" and largest:
+    if config.backend == TORCH_BACKEND and largest and not config.backend_kwargs:
         return [f"quantize.backend: modelopt.pytorch was not called; native was used, {ranges}"]
     return []
 
@@ -48,8 +56,7 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
     if config.backend not in BACKENDS:
         yield Problem(f"no backend is called {config.backend!r}", "quantize.backend", f"Any of {', '.join(BACKENDS)}.")
     yield from _qat(spec)
-    if config.backend_kwargs and config.backend != ONNX_BACKEND:
-        yield Problem(f"the backend {config.backend} has no options", "quantize.backend_kwargs", "Leave it out.")
+    yield from _options(config)
     if config.checkpoint and config.model_path and config.checkpoint != config.model_path:
         yield Problem("quantize.checkpoint is another path", "quantize.model_path", "Give one of them.")
     if config.attention is not None and SPELLINGS.get(config.attention.strip().lower()) not in ACTIVATIONS:
@@ -62,6 +69,38 @@ def quantize_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem(f"must be cpu, cuda or cuda:N, not {config.device!r}", "quantize.device")
     yield from _formats(spec)
     yield from calibration_problems(spec)
+
+
+def _options(config: QuantizeConfig) -> Iterator[Problem]:
+    """Check ``backend_kwargs``; those of the ONNX backend are ModelOpt's to check."""
+    given, where = config.backend_kwargs, "quantize.backend_kwargs"
+    if not given or config.backend == ONNX_BACKEND:
+        return
+    if config.backend != TORCH_BACKEND:
+        yield Problem(f"the backend {config.backend} has no options", where, "Leave it out.")
+        return
+    name, choices = given.get("quant_cfg"), ", ".join(SMOOTHING)
+    if name in _SAME_AS_NATIVE:
+        hint = f"Take backend: native with {_SAME_AS_NATIVE[name]}, and leave this out."
+        yield Problem(f"{name} is what the backend native does", f"{where}.quant_cfg", hint)
+    elif name not in SMOOTHING:
+        what = f"{name} is for other number formats" if name else "a configuration of ModelOpt is missing"
+        hint = f"Any of {choices}. Files of this project have the formats int8, fp8_e4m3fn and int4 (no NVFP4, no MX)."
+        yield Problem(what, f"{where}.quant_cfg", hint)
+    elif (found := formats_of(config, None)) != SMOOTHING[name]:
+        weights, activations = SMOOTHING[name]
+        mode = "" if activations else " and mode: weight_only_ptq"
+        own, asked = (f"{pair[0]} weights and {pair[1] or 'float'} activations" for pair in (SMOOTHING[name], found))
+        message = f"{name} is for {own}, not for {asked}"
+        yield Problem(message, f"{where}.quant_cfg", f"Set quantize.default_layer_dtype: {weights}{mode}.")
+    alpha = given.get("alpha")
+    if alpha is not None and name == "INT8_SMOOTHQUANT_CFG":
+        if not isinstance(alpha, int | float) or not 0 < alpha <= 1:
+            yield Problem(f"must be a number above 0, at most 1, not {alpha!r}", f"{where}.alpha")
+        alpha = None
+    for option in sorted(given.keys() - {"quant_cfg", *([] if alpha is not None else ["alpha"])}):
+        hint = "Options are quant_cfg, and with INT8_SMOOTHQUANT_CFG alpha."
+        yield Problem(f"the backend {TORCH_BACKEND} has no such option here", f"{where}.{option}", hint)
 
 
 def _algorithm(spec: Spec) -> Iterator[Problem]:
