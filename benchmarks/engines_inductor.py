@@ -245,7 +245,7 @@ class _Runner(SimpleNamespace):
     """What radioplat's timer reads of an engine."""
 
     def __init__(self, record: dict[str, Any], on_device: Any, call: Call) -> None:
-        super().__init__(record=record, on_device=on_device)
+        super().__init__(record=record, on_device=on_device, bound=None)
         self._call = call
 
     def __call__(self, images: Any) -> Any:

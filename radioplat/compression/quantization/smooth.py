@@ -58,6 +58,7 @@ def smooth(
     return [linear for _, linear in pairs if linear in factors]
 
 
+@torch.no_grad()
 def find_norm_pairs(model: Any, example: torch.Tensor) -> list[tuple[str, str]]:
     """Return the names of normalizations with a weight, each with the only linear layer that reads its output.
 

@@ -31,6 +31,8 @@ class EngineRunner:
         outputs: names of its outputs.
         on_device: for an engine on a GPU: a function from a contiguous float32 batch on it, of a size that the engine
             supports, to float32 features by name; enqueued on torch's current stream. None on a CPU.
+        bound: for an engine on a CPU: from a contiguous float32 batch, of a size that the engine supports, to a
+            function that computes its features and leaves them where the library writes them. None on a GPU.
     """
 
     def __init__(self, record: dict[str, Any], device: str, run: Run) -> None:
@@ -39,6 +41,7 @@ class EngineRunner:
         self.image_size: tuple[int, int] = tuple(record["input_shape"][1:])
         self.outputs: list[str] = list(record["outputs"])
         self.on_device: Callable[[Any], dict[str, Any]] | None = getattr(run, "on_device", None)
+        self.bound: Callable[[np.ndarray], Callable[[], object]] | None = getattr(run, "bound", None)
 
     def __call__(self, images: np.ndarray) -> dict[str, np.ndarray]:
         """Compute features of ``images``.

@@ -1,8 +1,9 @@
 """Latency of an engine: single batches, one after the other, on this machine.
 
 Engines that are compared run in turn, so that a machine that becomes slower is slower for all of them. Before that each
-runs until its times are steady. On a CPU the wall time of a call is taken; on a GPU CUDA events around the batch, with
-images and features on the device and the work replayed as a CUDA graph where the engine can be captured.
+runs until its times are steady. On a CPU the wall time of a call is taken, with images and features where the library
+reads and writes them; on a GPU CUDA events around the batch, with images and features on the device and the work
+replayed as a CUDA graph where the engine can be captured.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ def timer(runner: EngineRunner, batch: int) -> tuple[Callable[[], float], str]:
     images = np.random.default_rng(0).random((batch, *runner.record["input_shape"]), dtype=np.float32)
     if runner.on_device is not None:
         return _on_gpu(runner.on_device, images)
+    bound = runner.bound
+    run: Callable[[], object] = bound(images) if bound is not None else lambda: runner(images)
 
     def call() -> float:
         """Run the batch; return the milliseconds."""
         start = time.perf_counter()
-        runner(images)
+        run()
         return 1000 * (time.perf_counter() - start)
 
-    return call, "wall time of a call"
+    return call, "wall time of a call" if bound is None else "wall time of a call, images and features in place"
 
 
 def measure_in_turn(timers: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, Latency]:

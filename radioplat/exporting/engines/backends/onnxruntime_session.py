@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,15 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
         except Exception as error:  # its errors have no common base class
             raise EngineError(f"onnxruntime failed: {' '.join(str(error).split())[:300]}", where=str(path)) from error
 
+    def bound(images: np.ndarray) -> Callable[[], object]:
+        """Return a call that computes these images, whose array stays the input."""
+        binding = session.io_binding()
+        binding.bind_cpu_input(name, images)
+        for output in outputs:
+            binding.bind_output(output)
+        return lambda: (session.run_with_iobinding(binding), images)  # the array lives as long as the call
+
+    run.bound = bound  # type: ignore[attr-defined]
     return "cpu", run
 
 
