@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from radioplat.common.terminal import note
-from radioplat.quickstart.defaults import SPEC, TEACHERS, ensure_inputs
+from radioplat.quickstart.defaults import RADIO_VIT as SPEC
+from radioplat.quickstart.defaults import TEACHERS, ensure_images
 from radioplat.tasks.compress.chain_record import Entry
 from radioplat.tasks.compress.compress import START, CompressReport, compress
 from radioplat.tasks.compress.outcome import Outcome
@@ -61,7 +62,7 @@ def run_student(seed: int, folder: Path) -> dict[str, Any]:
 
 def make_inputs(folder: Path) -> None:
     """Corpora and the teachers' weights, before seeds go on side by side."""
-    ensure_inputs([f"results_dir={folder / 'inputs'}"])
+    ensure_images([f"results_dir={folder / 'inputs'}"])
 
 
 def _chain(stages: list[str], student: Path, results: Path, common: list[str]) -> CompressReport:
@@ -108,7 +109,7 @@ def _steps(count: int) -> list[str]:
 
 
 def _overrides(seed: int, folder: Path) -> list[str]:
-    corpora, home = ensure_inputs([f"results_dir={folder / 'inputs'}"]), folder / "inputs"
+    corpora, home = ensure_images([f"results_dir={folder / 'inputs'}"]), folder / "inputs"
     train = [corpora.photographs, corpora.labelled]
     return [
         *(f"dataset.train_dataset.tar_data_sources[{i}].root_dir={path}" for i, path in enumerate(train)),

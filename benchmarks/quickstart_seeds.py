@@ -1,84 +1,72 @@
-"""The quickstart's student over three seeds: is it better than its untrained self by more than the seeds differ?
+"""The quickstart over three seeds: what does its student keep of its teacher, at which cost?
 
-``python -m benchmarks.quickstart_seeds``. Weights, crops and order all follow the seed; corpora and teachers do not.
-Prints fidelity and kNN of the untrained and the trained student for each seed, then means and spreads as JSON.
+``python -m benchmarks.quickstart_seeds [--seeds 1 2 3]``. Runs ``radioplat quickstart`` as a newcomer does, once for
+each seed; the training's seed determines crops and order. Corpora, the teachers' weights and what is cut away are the
+same.
+
+The last line on stdout is one JSON object of means over the seeds: ``knn_kept`` and ``int8_knn_kept`` (kNN accuracy of
+the student and of its INT8 engine over the teacher's), ``knn_gain_over_start`` (over the pruned network before it is
+taught, in accuracy), ``macs_ratio`` (multiply-accumulates of the student over the teacher's at the same image size),
+``bytes_ratio`` (file of the INT8 engine over the fp32 weights of lite0, the better teacher and the smaller one),
+``latency_ratio`` and ``latency_ratio_float`` (INT8 engine over the engine of the teacher and over the student's own
+float one, one image), ``seconds`` (of the whole command), and ``seeds``: all figures of each.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from radioplat.common import terminal
-from radioplat.quickstart.defaults import ROOT, SPEC, ensure_inputs
-from radioplat.spec.loading.load import load_spec
-from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.evaluate.students import EvaluateResult
+from benchmarks.folder import kept_or_scratch
 
-SEEDS = (1, 2, 3)
-HOME = ROOT / "results" / "quickstart_seeds"
+TEACHER, START, STUDENT, INT8 = "teacher lite0", "a part of it, untaught", "student", "student, INT8"
 
 
 def main() -> None:
-    """Train, evaluate and print."""
-    ensure_inputs([f"results_dir={HOME}"])
-    found = {seed: _run(seed) for seed in SEEDS}
-    rows = {name: [_figures(found[seed])[name] for seed in SEEDS] for name in _figures(found[SEEDS[0]])}
-    terminal.show_table(
-        "quickstart over three seeds",
-        ["measure", "student", *(f"seed {s}" for s in SEEDS), "mean", "spread"],
-        [
-            [
-                *name.split("/"),
-                *(f"{v:.3f}" for v in values),
-                f"{sum(values) / len(values):.3f}",
-                f"{max(values) - min(values):.3f}",
-            ]
-            for name, values in rows.items()
-        ],
-        note="spread: largest minus smallest",
-    )
-    print(json.dumps({name: {"values": values, "spread": max(values) - min(values)} for name, values in rows.items()}))
+    """Run each seed and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--folder", type=Path, help="for what the runs leave; default: a temporary one")
+    given = parser.parse_args()
+    with kept_or_scratch(given.folder, "quickstart_seeds") as folder:
+        seeds = {str(seed): figures(folder / str(seed), seed) for seed in given.seeds}
+    names = next(iter(seeds.values()))
+    means = {name: round(statistics.fmean(one[name] for one in seeds.values()), 4) for name in names}
+    print(json.dumps(means | {"seeds": seeds}))
 
 
-def _run(seed: int) -> EvaluateResult:
-    overrides = [
-        f"results_dir={HOME / str(seed)}",
-        f"train.seed={seed}",
-        f"dataset.train_dataset.seed={seed}",
-        *_shared_inputs(),
-    ]
-    command = [sys.executable, str(ROOT / "jobs" / "radio_distill.py"), "-e", str(SPEC), *overrides]
-    subprocess.run(command, env={"OMP_NUM_THREADS": "1", **os.environ}, check=True, stdout=sys.stderr)
-    return evaluate(SPEC, tuple(overrides))
-
-
-def _shared_inputs() -> list[str]:
-    """Corpora and weights of all seeds lie together."""
-    spec = load_spec(SPEC, [f"results_dir={HOME}"])
-    overrides = [
-        f"dataset.{split}.tar_data_sources[{i}].root_dir={source.root_dir}"
-        for split in ("train_dataset", "val_dataset")
-        for i, source in enumerate(getattr(spec.dataset, split).tar_data_sources)
-    ]
-    overrides += [
-        f"distill.teacher[{i}].pretrained_teacher_model_path={teacher.pretrained_teacher_model_path}"
-        for i, teacher in enumerate(spec.distill.teacher)
-    ]
-    return [*overrides, f"dataset.index_dir={Path(HOME) / 'index'}"]
-
-
-def _figures(result: EvaluateResult) -> dict[str, float]:
-    figures = {}
-    for student in ("untrained student", "student"):
-        figures[f"kNN top-1/{student}"] = result.knn[student].top1
-        for teacher, kinds in result.fidelity[student].items():
-            for kind, value in kinds.items():
-                figures[f"fidelity to {teacher}, {kind}/{student}"] = value.centered
-    return figures
+def figures(home: Path, seed: int) -> dict[str, float]:
+    """Run the quickstart with a seed; return its figures."""
+    begin = time.monotonic()
+    overrides = [f"results_dir={home}", f"train.seed={seed}", f"dataset.train_dataset.seed={seed}"]
+    subprocess.run([sys.executable, "-m", "radioplat.cli", "quickstart", *overrides], check=True, stdout=sys.stderr)
+    seconds = time.monotonic() - begin
+    results = json.loads((home / "side_by_side" / "results.json").read_text(encoding="utf-8"))
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in results["models"]}
+    cut = json.loads((home / "prune" / "model_pruned" / "prune.json").read_text(encoding="utf-8"))
+    weights = home / "weights" / "tf_efficientnet_lite0.safetensors"
+    teacher = rows[TEACHER]["knn"]
+    found = {
+        "knn_kept": rows[STUDENT]["knn"] / teacher,
+        "knn_gain_over_start": rows[STUDENT]["knn"] - rows[START]["knn"],
+        "int8_knn_kept": rows[INT8]["knn"] / teacher,
+        "macs_ratio": cut["after"]["macs"] / cut["before"]["macs"],
+        "bytes_ratio": rows[INT8]["bytes"] / weights.stat().st_size,
+        "latency_ratio": rows[INT8]["milliseconds"] / rows[TEACHER]["milliseconds"],
+        "latency_ratio_float": rows[INT8]["milliseconds"] / rows[STUDENT]["milliseconds"],
+        "seconds": seconds,
+        "knn_teacher": teacher,
+        "knn_start": rows[START]["knn"],
+        "knn_student": rows[STUDENT]["knn"],
+        "knn_int8": rows[INT8]["knn"],
+    }
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ import yaml
 
 from benchmarks.folder import kept_or_scratch
 from radioplat.common import terminal
-from radioplat.quickstart.defaults import ROOT, SPEC, TEACHERS, ensure_inputs
+from radioplat.quickstart.defaults import RADIO_VIT as SPEC
+from radioplat.quickstart.defaults import ROOT, TEACHERS, ensure_images
 from radioplat.spec.loading.load import to_yaml
 from radioplat.tasks.tune.sweep import Plan, trial_spec
 from radioplat.tasks.tune.trial_record import State, TrialRecord, read_trials
@@ -92,7 +93,7 @@ def _student(folder: Path) -> Path:
     """The student that is quantized; distilled once."""
     from radioplat.tasks.distill.distill import distill
 
-    ensure_inputs([f"results_dir={folder / 'inputs'}"])
+    ensure_images([f"results_dir={folder / 'inputs'}"])
     epochs = -(-BASE_STEPS // STEPS_PER_EPOCH)
     steps = [
         f"train.max_steps={BASE_STEPS}",

@@ -1,4 +1,4 @@
-"""The quickstart's spec, and the creation of its input files."""
+"""The specs whose inputs come from installed packages, and the creation of these files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,30 @@ from radioplat.spec.loading.load import load_spec
 _CHECKOUT = Path(__file__).resolve().parents[2]
 ROOT = _CHECKOUT if (_CHECKOUT / "specs").is_dir() else Path.cwd()
 SPEC = ROOT / "specs" / "quickstart.yaml"
+RADIO_VIT = ROOT / "specs" / "radio_vit.yaml"
 TEACHERS = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
 
 
-def ensure_inputs(overrides: list[str]) -> Corpora:
-    """Write the corpora and the converted weights of the teachers below ``results_dir``, if they are missing.
+def has_own_inputs(path: str | Path) -> bool:
+    """Return whether ``path`` is one of the specs whose inputs are made here."""
+    return Path(path).resolve() in (SPEC, RADIO_VIT)
+
+
+def ensure_inputs(overrides: list[str], path: str | Path = SPEC) -> Corpora:
+    """Write the corpora, the teachers' weights and the student's start below ``results_dir``, if they are missing.
 
     Args:
-        overrides: of the quickstart's spec; only ``results_dir`` matters here.
+        overrides: of the spec; only ``results_dir`` matters here, and ``prune`` if the spec has that section.
+        path: of the spec.
     """
-    spec = load_spec(SPEC, overrides)
+    corpora = ensure_images(overrides, path)
+    ensure_start(overrides, path)
+    return corpora
+
+
+def ensure_images(overrides: list[str], path: str | Path = SPEC) -> Corpora:
+    """Write the corpora and the converted weights of the teachers, if they are missing."""
+    spec = load_spec(path, overrides)
     problems = paths_in_copy(spec)
     if problems:
         raise SpecError(*problems)
@@ -31,3 +45,16 @@ def ensure_inputs(overrides: list[str]) -> Corpora:
     for name in TEACHERS:
         teacher_weights(name, folder / "weights")
     return pack_corpora(folder / "corpora")
+
+
+def ensure_start(overrides: list[str], path: str | Path = SPEC) -> Path | None:
+    """Prune the student's start out of a teacher, if it is missing; return its checkpoint, or None without one."""
+    from radioplat.tasks.prune.prune import prune
+
+    spec = load_spec(path, overrides)
+    if spec.prune.checkpoint is None or spec.train.pretrained_model_path is None:
+        return None
+    start = Path(spec.train.pretrained_model_path)
+    if not start.exists():
+        prune(spec)
+    return start

@@ -135,8 +135,8 @@ def modelopt_factors(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mtq.quantize(twin, {"quant_cfg": rules, "algorithm": algorithm}, forward_loop=run)
-    found = {layer: twin.get_submodule(layer).input_quantizer.pre_quant_scale for layer in blocks}
-    return {layer: factors.detach().float().flatten().cpu() for layer, factors in found.items() if factors is not None}
+    scales = {layer: twin.get_submodule(layer).input_quantizer.pre_quant_scale for layer in blocks}
+    return {layer: factors.detach().float().flatten().cpu() for layer, factors in scales.items() if factors is not None}
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from radioplat.compression.cost import Cost, cost_of
 from radioplat.compression.pruning.batchnorm import has_statistics, reestimate_batchnorm
 from radioplat.compression.pruning.budget import within_budget
 from radioplat.compression.pruning.prune import Aim, Cuts, prune_model
+from radioplat.compression.pruning.reconstruct import reconstruct
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import Sparsified, sparsify
 from radioplat.data.loading.sample_images import sample_images
@@ -25,9 +26,9 @@ from radioplat.models.vision_model import VisionModel, open_model
 from radioplat.spec.checks.tasks.training_task import command_with
 from radioplat.spec.schema.prune import PruneConfig, PruneMode
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.prune.score_pass import first_batches, score_student
+from radioplat.tasks.prune.score_pass import score_student
 
-_BATCH = 64  # images that are normalised together when BatchNorm's statistics are estimated
+_BATCH = 64  # images that are computed together; BatchNorm's statistics are those of so many
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Cut:
         sparse: the weights that were set to zero; None if none were to be.
         before, after: cost of the backbone; zeros count like other weights.
         batchnorm_images: number of images that BatchNorm's statistics were estimated from.
+        reconstructed: layers whose weights were fitted again to what they output before.
     """
 
     student: VisionModel
@@ -49,6 +51,7 @@ class Cut:
     before: Cost
     after: Cost
     batchnorm_images: int = 0
+    reconstructed: tuple[str, ...] = ()
 
 
 def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Aim | None = None) -> Cut:
@@ -67,14 +70,11 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
     if not score.needs_gradients:  # they are those of the parameters that the run trained
         model.fuse_branches()
     images = None
-    if config.blocks or (config.cut and score.needs_gradients):
-        assert isinstance(model, Student)  # prune_problems refuses both for other models
-        run = _run(spec, model, folder)
-        if config.blocks:
-            batches = (b.views[run.student_view].pixels for b in first_batches(run, config.score_batches))
-            images = torch.cat([torch.tensor(pixels) for pixels in batches])
-        if config.cut and score.needs_gradients:
-            score_student(run, model, checkpoint, score, config.score_batches)
+    if config.blocks:  # refused, like gradients, for other models than students
+        images = _images(spec, model, config.score_batches * spec.dataset.batch_size)
+    if config.cut and score.needs_gradients:
+        assert isinstance(model, Student)
+        score_student(_run(spec, model, folder), model, checkpoint, score, config.score_batches)
     before = _cost(spec, config, model)
     cuts: dict[float, Cuts] = {}
 
@@ -89,12 +89,16 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small = smaller(config)
         if config.cut and aim is None:
             _check_something_stays(config, cuts[config.amount])
+    fitted: list[str] = []
+    if small is not model and config.reconstruct_images and isinstance(small, Student):
+        kept = cuts[config.amount].kept
+        fitted = reconstruct(model, small, _images(spec, small, config.reconstruct_images), _BATCH, kept)
     estimated_from = _reestimate(spec, config, small) if small is not model else 0
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
     after = _cost(spec, config, small)
-    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from)
+    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from, tuple(fitted))
 
 
 def _cost(spec: Spec, config: PruneConfig, model: VisionModel) -> Cost:
@@ -113,10 +117,15 @@ def _reestimate(spec: Spec, config: PruneConfig, small: VisionModel) -> int:
         return 0
     if not (train.tar_data_sources or train.images_dir):
         return 0
-    size = small.architecture.img_size
-    images = torch.from_numpy(sample_images(spec, {size}, config.batchnorm_images)[size])
+    images = _images(spec, small, config.batchnorm_images)
     reestimate_batchnorm(small, images, _BATCH)
     return len(images)
+
+
+def _images(spec: Spec, model: VisionModel, count: int) -> torch.Tensor:
+    """Return training images at the model's size, uint8 ``[N, 3, H, W]``."""
+    size = model.architecture.img_size
+    return torch.from_numpy(sample_images(spec, {size}, count)[size])
 
 
 def _check_something_stays(config: PruneConfig, cuts: Cuts) -> None:

@@ -30,6 +30,9 @@ from radioplat.tracking.record_versions import NewerRecord
 WRITE_BYTES = 2**26  # bytes of features to collect before a file is written
 WRITE_SECONDS = 60.0  # after which they are written anyway; a killed process loses at most these
 LIST_SECONDS = 30.0  # between two listings of the folder
+# Both begin with this and double: in a short run other workers soon need what one has computed, and a long run does not
+# leave a file for every few seconds.
+FIRST_SECONDS = 4.0
 _LEFT_BEHIND_SECONDS = 86_400.0  # after which a partial file is abandoned
 
 
@@ -66,6 +69,7 @@ class FeatureStore:
         self._writer = ThreadPoolExecutor(1, "cache-writer")
         self._readers = ThreadPoolExecutor(8, "cache-reader")
         self._stopped = ""  # reason why writing has stopped
+        self._write_after, self._list_after = FIRST_SECONDS, FIRST_SECONDS
         self.ignored = self.lost = 0
         self._newer: NewerRecord | None = None  # of the first file of a newer version
         try:
@@ -87,7 +91,8 @@ class FeatureStore:
 
     def get(self, keys: Sequence[bytes]) -> list[Row | None]:
         """Return the features of each key, None if missing."""
-        if not all(map(self._knows, keys)) and time.monotonic() - self._listed > LIST_SECONDS:
+        if not all(map(self._knows, keys)) and time.monotonic() - self._listed > self._list_after:
+            self._list_after = min(2 * self._list_after, LIST_SECONDS)
             with contextlib.suppress(OSError):  # the folder may be readable next time
                 self._list()
         # Threads only for an object store, whose latency is high.
@@ -103,8 +108,10 @@ class FeatureStore:
                 self._fresh_since = time.monotonic()
             self._fresh[key] = row
             self._fresh_bytes += sum(array.nbytes for array in row.values())
-            due = self._fresh_bytes >= self._write_bytes or time.monotonic() - self._fresh_since > WRITE_SECONDS
-        if due:
+            late = time.monotonic() - self._fresh_since > self._write_after
+            if late:
+                self._write_after = min(2 * self._write_after, WRITE_SECONDS)
+        if late or self._fresh_bytes >= self._write_bytes:
             self._hand_over()
 
     def flush(self) -> None:

@@ -58,6 +58,11 @@ class Sums:
             self.xy.addmm_(a.T, b)
             self.yy += b.square().sum(0)
 
+    def minus_inputs(self) -> Sums:
+        """Return the sums with y - x in the place of y; x and y have the same dimensions."""
+        yy = self.yy - 2 * self.xy.diagonal() + self.xx.diagonal()
+        return Sums(self.count, self.x, self.y - self.x, self.xx, self.xy - self.xx, yy)
+
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(mine + theirs for mine, theirs in zip(self.parts(), other.parts(), strict=True)))
 
@@ -110,6 +115,9 @@ class Fit:
 def fit_ridge(fitted: Sums, held_out: Sums) -> Fit | None:
     """Fit y = W x + b on ``fitted`` for each strength, choose the best on ``held_out``, and fit it on all rows.
 
+    If x and y have the same dimensions, W is also shrunk towards the identity instead of zero, and the better of both
+    is taken: a student that was cut out of its teacher computes nearly what its teacher does.
+
     Returns:
         None if the targets or the inputs are constant, if there are fewer than two rows in either part, or if no
         strength is better than the mean of the targets: nothing was learned.
@@ -121,37 +129,66 @@ def fit_ridge(fitted: Sums, held_out: Sums) -> Fit | None:
         raise ValueError("features that are not finite")
     if min(float(fitted.count), float(held_out.count)) < 2 or not float(held_out.spread()):
         return None
-    values, vectors, cross = _eigen(fitted)
+    values, vectors = torch.linalg.eigh(_covariance(fitted))
+    values = values.clamp(min=0)
     if not float(values.max()):
         return None
-    errors = torch.stack([_error(held_out, *_solution(fitted, values, vectors, cross, s)) for s in STRENGTHS])
-    best = int(errors.argmin())
-    r2 = 1 - float(errors[best] / held_out.spread())
+    parts = [(fitted, held_out)]
+    if len(fitted.x) == len(fitted.y):
+        parts.append((fitted.minus_inputs(), held_out.minus_inputs()))
+    moments = vectors.T @ held_out.xx @ vectors
+    errors = torch.stack([_errors(mine, other, values, vectors, moments) for mine, other in parts])
+    towards, best = divmod(int(errors.argmin()), len(STRENGTHS))
+    r2 = 1 - float(errors.min() / held_out.spread())
     if not r2 > 0:
         return None
     whole = fitted + held_out
-    weight, bias = _solution(whole, *_eigen(whole), STRENGTHS[best])
+    weight, bias = _solution(whole.minus_inputs() if towards else whole, STRENGTHS[best])
+    if towards:
+        weight = weight + torch.eye(len(weight), dtype=weight.dtype)
     return Fit(weight, bias, STRENGTHS[best], r2)
 
 
-def _eigen(sums: Sums) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return eigenvalues and eigenvectors of the inputs' covariance, and the covariance with y in that basis."""
-    x, y = sums.x / sums.count, sums.y / sums.count
+def _covariance(sums: Sums) -> torch.Tensor:
+    """Return the inputs' covariance, ``[Dx, Dx]``."""
+    x = sums.x / sums.count
     covariance = sums.xx / sums.count - torch.outer(x, x)
-    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    return values.clamp(min=0), vectors, vectors.T @ (sums.xy / sums.count - torch.outer(x, y))
+    return (covariance + covariance.T) / 2
 
 
-def _solution(
-    sums: Sums, values: torch.Tensor, vectors: torch.Tensor, cross: torch.Tensor, strength: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _cross(sums: Sums) -> torch.Tensor:
+    """Return the covariance of inputs and targets, ``[Dx, Dy]``."""
+    return sums.xy / sums.count - torch.outer(sums.x, sums.y) / sums.count**2
+
+
+def _solution(sums: Sums, strength: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return W and b with the penalty ``strength`` times the inputs' mean variance."""
-    weight = (vectors @ (cross / (values + strength * values.mean()).unsqueeze(1))).T
+    covariance = _covariance(sums)
+    covariance.diagonal().add_(strength * covariance.diagonal().mean())
+    weight = torch.cholesky_solve(_cross(sums), torch.linalg.cholesky(covariance)).T
     return weight, (sums.y - weight @ sums.x) / sums.count
 
 
-def _error(sums: Sums, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squared errors of W x + b over the rows of ``sums``."""
-    moved = weight @ sums.x  # sum of W x
-    squares = (weight @ sums.xx * weight).sum() + 2 * bias @ moved + sums.count * bias @ bias
-    return sums.yy.sum() - 2 * ((weight.T * sums.xy).sum() + bias @ sums.y) + squares
+def _errors(
+    fitted: Sums, held_out: Sums, values: torch.Tensor, vectors: torch.Tensor, moments: torch.Tensor
+) -> torch.Tensor:
+    """Return the sum of squared errors over the rows held out, for each strength: ``[strengths]``.
+
+    In the eigenvectors' basis a strength only scales rows of the solution, so products of matrices are computed once.
+
+    Args:
+        values, vectors: of the covariance of the inputs of ``fitted``.
+        moments: products of the inputs held out, in that basis.
+    """
+    cross, own = vectors.T @ _cross(fitted), vectors.T @ held_out.xy
+    linear, square = (cross * own).sum(1), moments * (cross @ cross.T)
+    x_fitted, x = vectors.T @ fitted.x, vectors.T @ held_out.x
+    errors = []
+    for strength in STRENGTHS:
+        scale = 1 / (values + strength * values.mean())
+        bias = (fitted.y - (scale * x_fitted) @ cross) / fitted.count
+        moved = (scale * x) @ cross
+        products = scale @ linear + bias @ held_out.y
+        squares = scale @ square @ scale + 2 * bias @ moved + held_out.count * bias @ bias
+        errors.append(held_out.yy.sum() - 2 * products + squares)
+    return torch.stack(errors)

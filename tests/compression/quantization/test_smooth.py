@@ -18,7 +18,9 @@ from radioplat.spec.schema.quantize import QuantizeConfig, QuantizeMode
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 SIZE, DEPTH = 32, 2
 VIT = StudentArchitecture("vit_tiny_patch16_224", {"depth": DEPTH, "embed_dim": 64, "num_heads": 2}, img_size=SIZE)
-GATED = StudentArchitecture("eva02_tiny_patch14_224", {"depth": 1, "img_size": 28}, img_size=28)
+GATED = StudentArchitecture(
+    "eva02_base_patch14_224", {"depth": 1, "img_size": 28, "embed_dim": 48, "num_heads": 3}, img_size=28
+)
 SMOOTHQUANT = {"backend": "modelopt.pytorch", "backend_kwargs": {"quant_cfg": "INT8_SMOOTHQUANT_CFG"}}
 AWQ = {
     "backend": "modelopt.pytorch",

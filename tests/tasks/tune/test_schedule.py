@@ -8,7 +8,7 @@ import pytest
 
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import spot
-from radioplat.quickstart.defaults import SPEC
+from radioplat.quickstart.defaults import RADIO_VIT as SPEC
 from radioplat.tasks.tune.schedule import Budget, scheduler_of
 from radioplat.tasks.tune.sweep import make_plan, trial_spec
 from radioplat.tasks.tune.trial_record import State, TrialRecord

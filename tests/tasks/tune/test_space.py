@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.errors import RadioplatError, SpecError
-from radioplat.quickstart.defaults import SPEC
+from radioplat.quickstart.defaults import RADIO_VIT as SPEC
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.tune.domains import Domain
 from radioplat.tasks.tune.draw import decoded, define_by_run, draw_values, encoded, grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radioplat.quickstart.defaults import SPEC
+from radioplat.quickstart.defaults import RADIO_VIT as SPEC
 from radioplat.tasks.tune.trial_record import TrialRecord
 from radioplat.tasks.tune.tune import tune
 from radioplat.tracking.record_versions import NewerRecord, Versions

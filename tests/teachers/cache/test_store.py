@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from radioplat.errors import SpecError
 from radioplat.teachers.cache import file as cache_file
-from radioplat.teachers.cache import store as cache_store
 from radioplat.teachers.cache.file import KEY_BYTES, SUFFIX
 from radioplat.teachers.cache.store import FeatureStore
 from radioplat.tracking.record_versions import NewerRecord
@@ -67,7 +66,7 @@ store.close()
         writer.put(key_of(1), row_of(1))
         writer.flush()
         assert reader.get([key_of(1)]) == [None]
-        monkeypatch.setattr(cache_store, "LIST_SECONDS", 0.0)
+        monkeypatch.setattr(reader, "_list_after", 0.0)
         [row] = reader.get([key_of(1)])
         np.testing.assert_array_equal(row["summary"], row_of(1)["summary"])
 
@@ -120,7 +119,7 @@ store.close()
         assert len(before) == 2
         with pytest.raises(NewerRecord, match="its content has schema 2, written by radioplat 9.9; .* up to schema 1"):
             open_store()
-        monkeypatch.setattr(cache_store, "LIST_SECONDS", 0.0)  # one that is open already goes on
+        monkeypatch.setattr(reader, "_list_after", 0.0)  # one that is open already goes on
         assert [row is None for row in reader.get([key_of(1), key_of(2)])] == [False, True] and reader.ignored == 1
         assert {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()} == before
 

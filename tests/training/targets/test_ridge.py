@@ -89,3 +89,15 @@ def test_inputs_that_repeat_each_other_are_no_obstacle():
     fit = fit_ridge(sums(torch.cat([x, x], 1)[:80], y[:80]), sums(torch.cat([x, x], 1)[80:], y[80:]))
     assert fit is not None and fit.r2 > 0.9
     torch.testing.assert_close(fit.weight[:, :12], fit.weight[:, 12:], rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_nearly_the_input_is_shrunk_towards_it():
+    """Few rows of many dimensions: towards zero the fit would forget most of them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 80, generator=generator)
+    y = x + 0.3 * torch.randn(120, 80, generator=generator)
+    fit = fit_ridge(sums(x[:60], y[:60]), sums(x[60:], y[60:]))
+    assert fit is not None and fit.r2 > 0.85
+    torch.testing.assert_close(fit.weight, torch.eye(80, dtype=torch.float64), atol=0.1, rtol=0)
+    apart = fit_ridge(sums(x[:60], y[:60].flip(1)), sums(x[60:], y[60:].flip(1)))
+    assert apart is not None and apart.r2 < 0.6  # the same dimensions in another order: towards zero

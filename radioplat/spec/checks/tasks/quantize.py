@@ -84,14 +84,15 @@ def _options(config: QuantizeConfig) -> Iterator[Problem]:
         hint = f"Take backend: native with {_SAME_AS_NATIVE[name]}, and leave this out."
         yield Problem(f"{name} is what the backend native does", f"{where}.quant_cfg", hint)
     elif name not in SMOOTHING:
-        what = f"{name} is for other number formats" if name else "a configuration of ModelOpt is missing"
+        message = f"{name} is for other number formats" if name else "a configuration of ModelOpt is missing"
         hint = f"Any of {choices}. Files of this project have the formats int8, fp8_e4m3fn and int4 (no NVFP4, no MX)."
-        yield Problem(what, f"{where}.quant_cfg", hint)
-    elif (found := formats_of(config, None)) != SMOOTHING[name]:
+        yield Problem(message, f"{where}.quant_cfg", hint)
+    elif (formats := formats_of(config, None)) != SMOOTHING[name]:
         weights, activations = SMOOTHING[name]
         mode = "" if activations else " and mode: weight_only_ptq"
-        own, asked = (f"{pair[0]} weights and {pair[1] or 'float'} activations" for pair in (SMOOTHING[name], found))
-        message = f"{name} is for {own}, not for {asked}"
+        pairs = (SMOOTHING[name], formats)
+        wanted, other = (f"{pair[0]} weights and {pair[1] or 'float'} activations" for pair in pairs)
+        message = f"{name} is for {wanted}, not for {other}"
         yield Problem(message, f"{where}.quant_cfg", f"Set quantize.default_layer_dtype: {weights}{mode}.")
     alpha = given.get("alpha")
     if alpha is not None and name == "INT8_SMOOTHQUANT_CFG":
