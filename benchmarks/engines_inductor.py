@@ -16,7 +16,6 @@ each side's features with fp32's, ``int8_over_bf16`` and ``fp8_over_bf16`` (how 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import time
@@ -33,6 +32,7 @@ from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.exporting.engines.latency import measure_in_turn, timer
 from radioplat.exporting.onnx.flat_student import FlatStudent
 from radioplat.models.quantized.layers import QuantizedLinear
+from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.quantize import QuantizeConfig
 
@@ -44,7 +44,6 @@ MODELS = {
     "vit_large": StudentArchitecture("vit_large_patch16_224", FIXED, img_size=224),
 }
 FORMATS = {"int8": "int8", "fp8": "fp8_e4m3fn"}
-LEAST_ROWS = 17  # of a matrix that torch._int_mm multiplies on a GPU
 Call = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 
@@ -159,7 +158,7 @@ def replace(module: nn.Module, kind: Callable[[QuantizedLinear], nn.Module]) -> 
             setattr(module, name, kind(child))
         else:
             replace(child, kind)
-    for quantizer in [m for m in module.modules() if hasattr(m, "enabled")]:
+    for quantizer in quantizers(module).values():
         quantizer.enabled = False  # of convolutions and of additions, which inductor computes in bf16
 
 
@@ -192,7 +191,7 @@ def _by_torchao(flat: FlatStudent, name: str, device: str) -> nn.Module:
         "int8": lambda: ao.Int8DynamicActivationInt8WeightConfig(),
         "fp8": lambda: ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow()),
     }[name]()
-    model = _placed(copy.deepcopy(flat), device)
+    model = _placed(flat, device)
     ao.quantize_(model, config)
     return model
 

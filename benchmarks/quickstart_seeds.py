@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.folder import kept_or_scratch
-
-TEACHER, START, STUDENT, INT8 = "teacher lite0", "a part of it, untaught", "student", "student, INT8"
+from radioplat.quickstart.tour import INT8, START, STUDENT, TEACHER
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ student's start first if they are missing.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from radioplat.cli import main as cli
@@ -15,16 +14,10 @@ from radioplat.quickstart import defaults
 
 def main(arguments: list[str]) -> int:
     """Run `radioplat distill`; return the exit status."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-e", "--experiment_spec", default=str(defaults.SPEC))
-    given, overrides = parser.parse_known_args(arguments)
-    if {"-h", "--help"} & {*arguments}:
-        return cli.main(["distill", *arguments])
-    if defaults.has_own_inputs(given.experiment_spec):
-        status = cli.guarded(lambda: defaults.ensure_inputs(overrides, given.experiment_spec))
-        if status:
-            return status
-    return cli.main(["distill", "-e", given.experiment_spec, *overrides])
+    path, overrides = defaults.split(arguments)
+    makes = defaults.has_own_inputs(path) and not {"-h", "--help"} & {*overrides}
+    status = cli.guarded(lambda: defaults.ensure_inputs(overrides, path)) if makes else 0
+    return status or cli.main(["distill", "-e", path, *overrides])
 
 
 if __name__ == "__main__":

@@ -62,8 +62,9 @@ def quickstart(overrides: list[str]) -> None:
         tensorrt = gen_trt_engine(spec)
     with _stage("6/6 evaluate"):
         compared, evaluated = compare(spec, engines), _evaluate(spec)
-    terminal.say(headline(compared, macs_of(spec)))
-    _show(compared, macs_of(spec))
+    macs = macs_of(spec)
+    terminal.say(headline(compared, macs))
+    _show(compared, macs)
     reason = "" if tensorrt.executed else f" here: {tensorrt.execution['reason']}"
     made_for = ", ".join(tensorrt.compute_capabilities) or "CPUs"
     terminal.say(f"engine: {tensorrt.path}, made for {made_for}; {tensorrt.state}{reason}")

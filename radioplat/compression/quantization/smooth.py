@@ -72,6 +72,7 @@ def find_norm_pairs(model: Any, example: torch.Tensor) -> list[tuple[str, str]]:
         if _is_norm(module):
 
             def note(_: nn.Module, given: tuple, output: torch.Tensor, name: str = name) -> None:
+                """Remember where the output lies."""
                 alive.append(output)
                 outputs[output.data_ptr(), output.numel()] = name
 
@@ -79,6 +80,7 @@ def find_norm_pairs(model: Any, example: torch.Tensor) -> list[tuple[str, str]]:
         elif isinstance(module, nn.Linear):
 
             def read(_: nn.Module, given: tuple, name: str = name) -> None:
+                """Note the normalization whose output it reads."""
                 norm = outputs.get((given[0].data_ptr(), given[0].numel()))
                 if norm is not None:
                     readers.setdefault(norm, set()).add(name)

@@ -111,9 +111,6 @@ class PruneConfig:
     score_batches: int = number(8, at_least=1)
     # (+) training images that BatchNorm's statistics are estimated from after pruning; 0: they stay
     batchnorm_images: int = number(512, at_least=0)
-    # (+) training images to which layers that lost inputs are fitted again, so that they output what they did before;
-    # 0: the weights that stay do not change
-    reconstruct_images: int = number(0, at_least=0)
     rounds: int = number(1, at_least=1, at_most=1000)  # (+) number of pruning rounds, each followed by retraining
     schedule: PruneSchedule = PruneSchedule.geometric  # (+)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)  # (+)

@@ -13,7 +13,6 @@ from radioplat.compression.cost import Cost, cost_of
 from radioplat.compression.pruning.batchnorm import has_statistics, reestimate_batchnorm
 from radioplat.compression.pruning.budget import within_budget
 from radioplat.compression.pruning.prune import Aim, Cuts, prune_model
-from radioplat.compression.pruning.reconstruct import reconstruct
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import Sparsified, sparsify
 from radioplat.data.loading.sample_images import sample_images
@@ -28,7 +27,7 @@ from radioplat.spec.schema.prune import PruneConfig, PruneMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.prune.score_pass import score_student
 
-_BATCH = 64  # images that are computed together; BatchNorm's statistics are those of so many
+_BATCH = 64  # images that are normalised together when BatchNorm's statistics are estimated
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Cut:
         sparse: the weights that were set to zero; None if none were to be.
         before, after: cost of the backbone; zeros count like other weights.
         batchnorm_images: number of images that BatchNorm's statistics were estimated from.
-        reconstructed: layers whose weights were fitted again to what they output before.
     """
 
     student: VisionModel
@@ -51,7 +49,6 @@ class Cut:
     before: Cost
     after: Cost
     batchnorm_images: int = 0
-    reconstructed: tuple[str, ...] = ()
 
 
 def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Aim | None = None) -> Cut:
@@ -89,16 +86,12 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small = smaller(config)
         if config.cut and aim is None:
             _check_something_stays(config, cuts[config.amount])
-    fitted: list[str] = []
-    if small is not model and config.reconstruct_images and isinstance(small, Student):
-        kept = cuts[config.amount].kept
-        fitted = reconstruct(model, small, _images(spec, small, config.reconstruct_images), _BATCH, kept)
     estimated_from = _reestimate(spec, config, small) if small is not model else 0
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
     after = _cost(spec, config, small)
-    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from, tuple(fitted))
+    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from)
 
 
 def _cost(spec: Spec, config: PruneConfig, model: VisionModel) -> Cost:

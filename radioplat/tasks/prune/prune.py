@@ -42,7 +42,6 @@ class PruneReport:
         went: the smallest and the largest share of a layer's channels that was removed; empty if no channels were, or
             with retraining.
         batchnorm_images: number of images that BatchNorm's statistics were estimated from; 0 with retraining.
-        reconstructed: layers that were fitted again to what they output before; empty with retraining.
         heads_stay: attention layers that kept all heads, because they do not run with fewer.
     """
 
@@ -55,7 +54,6 @@ class PruneReport:
     rounds: tuple[Round, ...] = ()
     went: tuple[float, ...] = ()
     batchnorm_images: int = 0
-    reconstructed: tuple[str, ...] = ()
     heads_stay: tuple[str, ...] = ()
 
 
@@ -111,7 +109,6 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
             done.sparse,
             went=_went(done),
             batchnorm_images=done.batchnorm_images,
-            reconstructed=done.reconstructed,
             heads_stay=tuple(done.cuts.heads_stay if done.cuts else ()),
         )
     write_model(small, target, REPORT, asdict(report))

@@ -23,8 +23,6 @@ def show(report: PruneReport) -> None:
     if report.heads_stay:
         some = ", ".join(report.heads_stay[:2]) + (", ..." if len(report.heads_stay) > 2 else "")
         terminal.say(f"{len(report.heads_stay)} attention layers keep all heads, as they do not run with fewer: {some}")
-    if report.reconstructed:
-        terminal.say(f"{len(report.reconstructed)} layers that lost inputs were fitted to what they output before")
     if report.batchnorm_images:
         terminal.say(f"BatchNorm's statistics estimated again from {report.batchnorm_images} training images")
     terminal.say(f"{report.path}")
