@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import sys
 
-from radioplat.cli import main as cli
+from radioplat.cli.main import guarded
+from radioplat.cli.parser import build_parser
+from radioplat.cli.tao_options import with_tao_options
 from radioplat.quickstart import defaults
 
 
 def main(arguments: list[str]) -> int:
     """Run `radioplat distill`; return the exit status."""
-    path, overrides = defaults.split(arguments)
-    makes = defaults.has_own_inputs(path) and not {"-h", "--help"} & {*overrides}
-    status = cli.guarded(lambda: defaults.ensure_inputs(overrides, path)) if makes else 0
-    return status or cli.main(["distill", "-e", path, *overrides])
+    if not any(argument.startswith(("-e", "--experiment_spec", "-h", "--help")) for argument in arguments):
+        arguments = ["-e", str(defaults.SPEC), *arguments]
+    args = build_parser("radioplat").parse_args(["distill", *arguments])
+
+    def run() -> None:
+        """Make the inputs of our own specs, then distil."""
+        given = with_tao_options(args)
+        if defaults.has_own_inputs(given.spec):
+            defaults.ensure_inputs(given.overrides, given.spec)
+        given.run(given)
+
+    return guarded(run)
 
 
 if __name__ == "__main__":

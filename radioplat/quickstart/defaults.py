@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from radioplat.errors import SpecError
@@ -17,14 +16,6 @@ ROOT = _CHECKOUT if (_CHECKOUT / "specs").is_dir() else Path.cwd()
 SPEC = ROOT / "specs" / "quickstart.yaml"
 RADIO_VIT = ROOT / "specs" / "radio_vit.yaml"
 TEACHERS = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
-
-
-def split(arguments: list[str]) -> tuple[str, list[str]]:
-    """Return the spec that a command line names, by default the quickstart's, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-e", "--experiment_spec", default=str(SPEC))
-    given, others = parser.parse_known_args(arguments)
-    return given.experiment_spec, others
 
 
 def has_own_inputs(path: str | Path) -> bool:
