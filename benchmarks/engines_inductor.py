@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,13 +97,15 @@ def main() -> None:
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64] if gpu else [1, 2])
     parser.add_argument("--seconds", type=float, default=1.0, help="of a side at a batch size")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds, after which no side is compiled")
     parser.add_argument("--out", type=Path, help="file for the JSON, written after each batch size")
     given = parser.parse_args()
     device = "cuda" if gpu else "cpu"
     found: dict[str, Any] = {"device": torch.cuda.get_device_name() if gpu else "cpu", "torch": torch.__version__}
+    end = time.monotonic() + given.limit
     for name in given.models:
         begin = time.monotonic()
-        for figures in measure(MODELS[name], device, given.batches, given.seconds):
+        for figures in measure(MODELS[name], device, given.batches, given.seconds, end):
             found[name] = {**figures, "seconds": round(time.monotonic() - begin, 1)}
             if given.out:
                 given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -111,9 +114,9 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(
-    architecture: StudentArchitecture, device: str, batches: list[int], seconds: float
+    architecture: StudentArchitecture, device: str, batches: list[int], seconds: float, end: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one model after each batch size."""
+    """Yield the figures of one model after each batch size; after ``end`` (monotonic) no side is compiled."""
     torch._inductor.config.force_fuse_int_mm_with_mul = True
     torch.manual_seed(0)
     student = Student(architecture).eval()
@@ -129,7 +132,7 @@ def measure(
     for batch in batches:
         torch._dynamo.reset()
         compiled = {name: compile_side(model, device) for name, model in models.items()}
-        found["batches"][str(batch)] = times_of(compiled, architecture.img_size, batch, device, seconds)
+        found["batches"][str(batch)] = times_of(compiled, architecture.img_size, batch, device, seconds, end)
         yield found
 
 
@@ -202,22 +205,30 @@ def compile_side(model: nn.Module, device: str) -> Call:
     return torch.compile(model, dynamic=False, mode=mode)
 
 
-def times_of(compiled: dict[str, Call], size: int, batch: int, device: str, seconds: float) -> dict[str, Any]:
+def times_of(
+    compiled: dict[str, Call], size: int, batch: int, device: str, seconds: float, end: float
+) -> dict[str, Any]:
     """Return the figures of one batch size."""
     timers, methods, failed, calls = {}, set(), {}, {}
     record = {"input_shape": [3, size, size]}
     for name, call in compiled.items():
+        if time.monotonic() > end:
+            failed[name] = "the time was used up"
+            continue
         on_device = (lambda images, call=call: call(images)) if device == "cuda" else None
         runner = _Runner(record, on_device, call)
         try:
             timers[name], method = timer(runner, batch)  # type: ignore[arg-type]  # it has what is read
             timers[name]()
+            print(f"{name} at {batch}: compiled", file=sys.stderr, flush=True)
             methods.add(method)
             calls[name] = call
         except Exception as error:  # of one side; the others are measured
             timers.pop(name, None)
             failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     found: dict[str, Any] = {"failed": failed, "method": sorted(methods)}
+    if "bf16" not in timers:
+        return found
     latencies = measure_in_turn(timers, seconds)
     found["ms"] = {name: latency.p50 for name, latency in latencies.items()}
     found["p90"] = {name: latency.p90 for name, latency in latencies.items()}
