@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
 from radioplat.common import terminal
 from radioplat.errors import RadioplatError
 from radioplat.exporting.engines.build import EngineReport
@@ -60,15 +58,18 @@ def quickstart(overrides: list[str]) -> None:
         engines = build_engines(spec)
     with _stage("5/6 write a TensorRT engine"):
         tensorrt = gen_trt_engine(spec)
-    with _stage("6/6 evaluate"):
-        compared, evaluated = compare(spec, engines), _evaluate(spec)
+    with _stage("6/6 evaluate: radioplat evaluate, four models side by side"):
+        evaluated = compare(spec, engines)
     macs = macs_of(spec)
-    terminal.say(headline(compared, macs))
-    _show(compared, macs)
+    terminal.say(headline(evaluated.models, macs))
+    _show(evaluated.models, macs)
     reason = "" if tensorrt.executed else f" here: {tensorrt.execution['reason']}"
     made_for = ", ".join(tensorrt.compute_capabilities) or "CPUs"
     terminal.say(f"engine: {tensorrt.path}, made for {made_for}; {tensorrt.state}{reason}")
     terminal.say(f"report: {evaluated.report}")
+    terminal.say(
+        f"what it learnt from each teacher: radioplat evaluate -e {_short(SPEC)} {' '.join(overrides)}".rstrip()
+    )
     terminal.say(f"everything took {time.monotonic() - begin:.0f} s")
 
 
@@ -94,16 +95,16 @@ def build_engines(spec: Spec) -> dict[str, EngineReport]:
     return made
 
 
-def compare(spec: Spec, engines: dict[str, EngineReport]) -> list[ModelRow]:
+def compare(spec: Spec, engines: dict[str, EngineReport]) -> EvaluateResult:
     """Measure teacher, start, student and INT8 engine on the held-out images, side by side."""
     start = str(spec.train.pretrained_model_path)
     entries = [ModelEntry(TEACHER, str(engines[TEACHER].path)), ModelEntry(START, start)]
     entries += [ModelEntry(name, str(engines[name].path)) for name in (STUDENT, INT8)]
     folder = str(Path(spec.results_dir) / "side_by_side")
-    section = dataclasses.replace(spec.evaluate, models=entries, results_dir=folder, pictures=0, cka_rows=0)
+    section = dataclasses.replace(spec.evaluate, models=entries, results_dir=folder, cka_rows=0)
     result = evaluate(dataclasses.replace(spec, evaluate=section))
     assert isinstance(result, EvaluateResult)  # the quickstart's student is no detector
-    return result.models
+    return result
 
 
 def macs_of(spec: Spec) -> dict[str, float]:
@@ -136,13 +137,9 @@ def _run_job(overrides: list[str]) -> None:
         )
 
 
-def _evaluate(spec: Spec) -> EvaluateResult:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=None, transient=True) as bar:
-        task = bar.add_task("batches", total=None)
-        result = evaluate(spec, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    assert isinstance(result, EvaluateResult)  # the quickstart's student is no detector
-    return result
+def _short(path: Path) -> str:
+    """Return a path as one types it in the current folder."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _show(compared: list[ModelRow], macs: dict[str, float]) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from radioplat.evaluation.measure.neighbours import spread_over_classes
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Setup
+
+FEWEST_POSITIONS = 4  # a side; nobody recognises anything in a coarser map
 
 
 class SampleMaps:
     """Maps of ``evaluate.pictures`` images of the first batch, of different classes if there are labels.
+
+    Maps of fewer than :data:`FEWEST_POSITIONS` positions a side are left out.
 
     Attributes:
         images: uint8 ``[N, 3, S, S]``; empty before the first batch, and without pictures.
@@ -21,18 +26,20 @@ class SampleMaps:
         self._setup = setup
         self.images = np.zeros((0, 3, 0, 0), np.uint8)
         self.maps: dict[str, torch.Tensor] = {}
+        self.coarse: dict[str, str] = {}  # models whose maps are left out, with the size of the map
 
     def update(self, batch: EncodedBatch) -> None:
         """Select images of the first batch."""
         if len(self.images) or not self._setup.spec.evaluate.pictures:
             return
-        labels = batch.labels.numpy()
-        rows = np.unique(labels, return_index=True)[1] if (labels >= 0).all() else np.arange(len(labels))
-        others = np.setdiff1d(np.arange(len(labels)), rows)
-        chosen = np.sort(np.concatenate([rows, others])[: self._setup.spec.evaluate.pictures])
+        chosen = spread_over_classes(batch.labels.numpy(), self._setup.spec.evaluate.pictures)
         self.images = batch.pixels[max(batch.pixels)][chosen].numpy()
         for name, model in self._setup.models.items():
-            self.maps[name] = batch.features[name].of("spatial")[chosen].float().cpu()
+            maps = batch.features[name].of("spatial")[chosen].float().cpu()
+            if min(maps.shape[1:3]) < FEWEST_POSITIONS:
+                self.coarse[name] = " x ".join(map(str, maps.shape[1:3]))
+                continue
+            self.maps[name] = maps
             for teacher, kinds in self._setup.kinds.items():
                 if "spatial" in kinds and model.has_head(teacher, "spatial"):
                     self.maps[f"{name}/{teacher}"] = batch.head(name, teacher).of("spatial")[chosen].float().cpu()

@@ -90,30 +90,33 @@ def pca_panel(
     return panel({"image": pixels} | _columns(maps, same_space or {}, len(pixels), stretch))
 
 
-def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",)) -> bytes:
+def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",), cell: float = 1.75) -> bytes:
     """Return pictures side by side as a PNG: one row per image, a title above each column.
 
     Args:
-        columns: uint8 ``[N, h, w, 3]`` by title; the first column's shape is that of all cells.
-        smooth: titles of columns that are photographs; in other columns each pixel is drawn as a square.
+        columns: uint8 ``[N, h, w, 3]`` by title. All cells have the height of the first column's.
+        smooth: titles of columns that are photographs, which keep their proportions; in other columns each pixel is
+            drawn as a square, in cells of the first column's shape.
+        cell: width of the first column in inches.
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
 
     pixels = next(iter(columns.values()))
-    aspect = pixels.shape[1] / pixels.shape[2]
-    cell, gap, head = 1.75, 0.06, 0.46
-    width = len(columns) * (cell + gap) + gap
-    height = len(pixels) * (cell * aspect + gap) + head
+    gap, head = 0.06, 0.46
+    tall = cell * pixels.shape[1] / pixels.shape[2]
+    widths = [tall * p.shape[2] / p.shape[1] if title in smooth else cell for title, p in columns.items()]
+    width = sum(widths) + gap * (len(columns) + 1)
+    height = len(pixels) * (tall + gap) + head
     figure = Figure(figsize=(width, height), dpi=128, facecolor="white")
     for c, (title, pictures) in enumerate(columns.items()):
-        left = (gap + c * (cell + gap)) / width
+        left, wide = (sum(widths[:c]) + gap * (c + 1)) / width, widths[c] / width
         for r, picture in enumerate(pictures):
-            bottom = 1 - (head + (r + 1) * cell * aspect + r * gap) / height
-            axes = figure.add_axes((left, bottom, cell / width, cell * aspect / height))
+            bottom = 1 - (head + (r + 1) * tall + r * gap) / height
+            axes = figure.add_axes((left, bottom, wide, tall / height))
             axes.imshow(picture, interpolation="antialiased" if title in smooth else "nearest", aspect="auto")
             axes.set_axis_off()
         figure.text(
-            left + cell / width / 2,
+            left + wide / 2,
             1 - head / 2 / height,
             _wrapped(title),
             ha="center",

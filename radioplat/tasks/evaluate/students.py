@@ -18,6 +18,7 @@ from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.measure.measure import measure
 from radioplat.evaluation.measure.needs import missing, not_requested
+from radioplat.evaluation.measure.neighbours import Neighbours
 from radioplat.evaluation.measure.processes import Processes
 from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.metrics.accuracy import Accuracy
@@ -25,7 +26,8 @@ from radioplat.evaluation.metrics.fidelity import Fidelity, FidelityResult
 from radioplat.evaluation.metrics.knn import Knn, KnnResult
 from radioplat.evaluation.metrics.metric import Inputs, Setup
 from radioplat.evaluation.models.held_out_labels import held_out_labels
-from radioplat.evaluation.models.open_models import TRAINED, open_evaluated, teachers_of, with_teachers
+from radioplat.evaluation.models.open_models import TRAINED, OpenModels, open_evaluated, teachers_of, with_teachers
+from radioplat.evaluation.pictures.neighbours_panel import neighbours_panel
 from radioplat.models.weights.model_format import has_average
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
@@ -42,6 +44,11 @@ from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.table import Table
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.task_record import log_task_to_wandb
+
+NEIGHBOURS = (
+    "Held-out images, and the three training images that each model puts nearest to them (cosine of summaries). "
+    "Green: of the same class; red and struck through: of another."
+)
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,9 @@ def _evaluate(
             sample = measure(setup, metrics, bank, queries, progress, at_once, processes)
         with limit_torch_threads(threads):
             findings = Findings.of(metrics, sample)
+            if spec.evaluate.pictures and (near := Neighbours.find(setup, bank, queries, _shown(setup, opened))):
+                panel = neighbours_panel(near.images, near.nearest, near.same)
+                findings.pictures.insert(0, (NEIGHBOURS, panel))
     if num_classes := max((each.num_classes for each in architectures), default=0):
         problems, notes = held_out_labels(val, num_classes)
         findings.absent += [*map(str, problems), *notes]
@@ -162,6 +172,12 @@ def _evaluate(
     figures = result.figures()
     log_task_to_wandb(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
     return result
+
+
+def _shown(setup: Setup, opened: OpenModels) -> list[str]:
+    """Return the models of the pictures, from left to right: as listed, or teachers, untrained and trained student."""
+    names = list(setup.at_usual_size)
+    return [name for name in names if name in opened.models] if opened.listed else names[::-1]
 
 
 def _processes(spec: Spec, checkpoint: Path | None) -> contextlib.AbstractContextManager[Processes | None]:

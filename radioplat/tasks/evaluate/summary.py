@@ -12,7 +12,8 @@ from radioplat.errors import SpecError, problems_of
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.sample_maps import SampleMaps
 from radioplat.evaluation.metrics.fidelity import size_of
-from radioplat.evaluation.metrics.metric import Picture
+from radioplat.evaluation.metrics.knn import Knn
+from radioplat.evaluation.metrics.metric import Picture, percentage
 from radioplat.evaluation.pictures.pca import pca_panel
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
@@ -40,26 +41,31 @@ def write_summary(
     Args:
         checkpoint: the evaluated student; None for ``models``.
     """
-    notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
+    notes = [f"Classes of the labels: {len(classes)}", *_too_coarse(findings.sample), *findings.absent]
     if checkpoint is None:
         notes = [f"{row.name}: {row.path}" for row in models] + model_notes(models) + notes
-        pictures = _of_models(findings.sample, [row.name for row in models]) + findings.pictures
+        pictures = findings.pictures + _of_models(findings.sample, [row.name for row in models])
         tables = [models_table(models), *findings.tables()]
         title = f"radioplat: {len(models)} models side by side"
         path = write_report(
-            folder.report_path, title=title, tables=tables, pictures=pictures, spec_yaml=to_yaml(spec), notes=notes
+            folder.report_path,
+            title=title,
+            headline=headline(findings),
+            tables=tables,
+            pictures=pictures,
+            spec_yaml=to_yaml(spec),
+            remarks=notes,
         )
         return path, pictures
-    pictures = []
-    if (sample := findings.sample) is not None:
+    pictures = list(findings.pictures)
+    if (sample := findings.sample) is not None and sample.maps:
         panel = pca_panel(sample.images, *_columns(sample))
         (folder.path / "pictures.png").write_bytes(panel)
         caption = (
             "Spatial features by three principal components. A student's head is shown in its teacher's components, "
             "scaled to its own contrast."
         )
-        pictures = [(caption, panel), *_over_resolutions(sample)]
-    pictures += findings.pictures
+        pictures += [(caption, panel), *_over_resolutions(sample)]
     status = checkpoint.parent / "status.json"
     # The measurement is done: records of another version cost the page its curves, not the user the figures.
     unreadable = problems_of(check_readable, checkpoint.parent)
@@ -72,15 +78,31 @@ def write_summary(
     path = write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
+        headline=headline(findings),
         tables=[*findings.tables(), *costs],
         # Totals of the run: the tables have their last values.
         curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
         images_per_step=_images_per_step(checkpoint.parent / "experiment.yaml"),
         pictures=pictures,
         spec_yaml=to_yaml(spec),
-        notes=[f"Checkpoint: {checkpoint}", *notes],
+        remarks=[f"Checkpoint: {checkpoint}", *notes],
     )
     return path, pictures
+
+
+def headline(findings: Findings) -> str:
+    """Return the kNN accuracy of every model in a sentence; empty without labels."""
+    results = findings.of_metric(Knn)
+    figures = ", ".join(f"{name} {percentage(result.top1)}" for name, result in results.items())
+    return f"kNN accuracy on held-out images: {figures}." if figures else ""
+
+
+def _too_coarse(sample: SampleMaps | None) -> list[str]:
+    """Return a line about the maps that are not drawn."""
+    coarse = sample.coarse if sample is not None else {}
+    named = ", ".join(f"{name} ({size})" for name, size in coarse.items())
+    hint = "a larger dataset.val_img_size gives finer ones"
+    return [f"Not drawn, because maps of so few positions show nothing: {named}; {hint}"] if coarse else []
 
 
 def _images_per_step(experiment: Path) -> int:

@@ -26,6 +26,8 @@ def write_report(
     pictures: Sequence[tuple[str, bytes]] = (),
     spec_yaml: str = "",
     notes: Sequence[str] = (),
+    headline: str = "",
+    remarks: Sequence[str] = (),
 ) -> Path:
     """Write a self-contained page, with CSS and pictures and without scripts; the file is replaced atomically.
 
@@ -38,6 +40,8 @@ def write_report(
         pictures: ``(caption, PNG bytes)``.
         spec_yaml: the spec, in a collapsed section; secrets are masked.
         notes: lines under the heading.
+        headline: the result in a sentence; pictures follow it.
+        remarks: lines at the end, what was not measured for example.
 
     Returns:
         ``path``.
@@ -54,6 +58,8 @@ def write_report(
         "report.html.j2",
         title=title,
         notes=notes,
+        headline=redact(headline),
+        remarks=[redact(remark) for remark in remarks],
         tables=tables,
         charts=charts,
         pictures=pictures,

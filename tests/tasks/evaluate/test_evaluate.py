@@ -192,8 +192,9 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
         "Correspondence under known homographies",
     ):
         assert title in page, title
-    # All models; the student at each size; the teacher beside those; what decoders say of pixels, and of change.
-    assert page.count("data:image/png") == 5
+    # Neighbours; all models; the student at each size; the teacher beside those; what decoders say of pixels, and of
+    # change.
+    assert page.count("data:image/png") == 6
     results = json.loads((everything.folder / "results.json").read_text())
     assert results["linear"]["student"]["top1"] == everything.findings.results["linear"]["student"].top1
     assert len(results["agreement"]["clip"]) == 3 and results["segmentation"]["clip"]["miou"] > 0

@@ -53,18 +53,23 @@ def test_report_is_complete_and_self_contained(tmp_path):
         pictures=[("PCA", picture())],
         spec_yaml="a: <b>\n",
         notes=["step 60"],
+        headline="kNN 51 %",
+        remarks=["not asked for"],
     )
     page = Page(text)
     assert page.cells == ["model", "kNN", "for", "student", "0.512", "x", "teacher", "\N{EN DASH}", "y"]
     for expected in ("A <run> & more", "a: <b>", "PCA", "step 60", "Accuracy", "why"):
         assert expected in page.text
+    # The result and what one can see come first, what was not measured last.
+    places = [page.text.index(each) for each in ("step 60", "kNN 51 %", "PCA", "Accuracy", "not asked for")]
+    assert places == sorted(places)
     sources = [value for tag, name, value in page.attributes if tag == "img" and name == "src"]
-    assert len(sources) == 3  # one chart a teacher, one for lr, one picture
+    assert len(sources) == 3  # one picture, one chart a teacher, one for lr
     for source in sources:
         head, data = source.split(",", 1)
         assert head == "data:image/png;base64"
         Image.open(io.BytesIO(base64.b64decode(data, validate=True))).verify()
-    assert base64.b64decode(sources[-1].split(",", 1)[1]) == picture()
+    assert base64.b64decode(sources[0].split(",", 1)[1]) == picture()
     assert not re.search(r"<script|<link|https?://|url\(|@import", text)
 
 
@@ -76,6 +81,8 @@ def test_user_text_cannot_become_markup(tmp_path):
         pictures=[(evil, picture())],
         spec_yaml=evil,
         notes=[evil],
+        headline=evil,
+        remarks=[evil],
         curves={evil: [(1, 1.0)]},
     )
     assert "<script" not in text

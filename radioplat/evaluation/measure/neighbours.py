@@ -1,0 +1,78 @@
+"""The training images that a model puts nearest to some held-out images, to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from radioplat.data.loading.split_images import Images
+from radioplat.evaluation.metrics.knn import nearest
+from radioplat.evaluation.metrics.metric import Setup
+
+SHOWN, NEAREST = 4, 3  # held-out images, and training images for each of them
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest training images of held-out images.
+
+    Attributes:
+        images: the held-out images, uint8 ``[N, 3, S, S]``.
+        nearest: by model, uint8 ``[N, k, 3, S, S]``, nearest first.
+        same: by model, bool ``[N, k]``: whether a neighbour has the label of the held-out image; None without labels.
+    """
+
+    images: np.ndarray
+    nearest: Mapping[str, np.ndarray]
+    same: Mapping[str, np.ndarray] | None
+
+    @classmethod
+    def find(cls, setup: Setup, bank: Images, queries: Images, names: Sequence[str]) -> Neighbours | None:
+        """Search by the cosine of summaries, as kNN does, for the first held-out images of different classes.
+
+        Args:
+            setup: after all images were added.
+            bank, queries: training and held-out images.
+            names: of the models.
+
+        Returns:
+            None if there are no images on one side, or a model has no summaries.
+        """
+        training, held_out = setup.training, setup.held_out
+        names = [name for name in names if len(training.of(name)) and len(held_out.of(name))]
+        chosen = spread_over_classes(held_out.labels.numpy(), SHOWN)
+        if not names or not len(chosen):
+            return None
+        size = max(setup.models[name].size for name in names)
+        near, same = {}, {}
+        for name in names:
+            rows = nearest_rows(training.of(name), held_out.of(name)[chosen], NEAREST)
+            ids = training.ids.numpy()[rows]
+            near[name] = np.stack([_pixels(bank, each, size) for each in ids])
+            same[name] = training.labels.numpy()[rows] == held_out.labels.numpy()[chosen][:, None]
+        images = _pixels(queries, held_out.ids.numpy()[chosen], size)
+        return cls(images, near, same if training.labelled and held_out.labelled else None)
+
+
+def spread_over_classes(labels: np.ndarray, count: int) -> np.ndarray:
+    """Return up to ``count`` rows: the first of each of as many classes, evenly spaced, then further rows."""
+    rows = np.arange(len(labels))
+    first = np.unique(labels, return_index=True)[1] if (labels >= 0).all() else rows
+    if len(first) > count:
+        return np.sort(first[np.linspace(0, len(first) - 1, count).round().astype(int)])
+    return np.sort(np.concatenate([first, np.setdiff1d(rows, first)])[:count])
+
+
+def nearest_rows(bank: torch.Tensor, queries: torch.Tensor, count: int) -> np.ndarray:
+    """Return the rows of ``bank`` ``[N, D]`` nearest to each of ``queries`` ``[M, D]`` by cosine, int64 ``[M, k]``."""
+    unit = [F.normalize(each.float().nan_to_num(), dim=1) for each in (bank, queries)]
+    return nearest(unit[0], torch.zeros(len(bank), dtype=torch.long), unit[1], min(count, len(bank))).row.numpy()
+
+
+def _pixels(images: Images, ids: np.ndarray, size: int) -> np.ndarray:
+    """Return the views of samples, uint8 ``[len(ids), 3, size, size]``."""
+    return images.reader.read_rows(np.asarray(ids)).views[str(size)].pixels
