@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import statistics
 import tomllib
 from pathlib import Path
 
@@ -21,9 +23,39 @@ def rows(page: str) -> dict[str, list[str]]:
     return {name: rest for name, *rest in cells}
 
 
-def test_readme_shows_what_the_quickstart_page_measured():
-    shown, measured = rows("README.md"), rows("docs/quickstart.md")
-    assert shown == measured and "kNN, student" in shown
+FIGURES = {
+    "kNN, teacher (lite0)": "knn_teacher",
+    "kNN, what was cut out of it, untaught": "knn_start",
+    "kNN, student": "knn_student",
+    "kNN, student in INT8": "knn_int8",
+    "share of the teacher's kNN, student": "knn_kept",
+    "share of the teacher's kNN, in INT8": "int8_knn_kept",
+    "multiply-accumulates over the teacher's": "macs_ratio",
+    "INT8 file over the teacher's fp32 weights": "bytes_ratio",
+    "latency in INT8 over the teacher's": "latency_ratio",
+    "latency in INT8 over the student's in floats": "latency_ratio_float",
+    "seconds": "seconds",
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_quickstart_figures_are_the_means_of_three_seeds(page):
+    measured = json.loads((ROOT / "docs" / "receipts" / "quickstart_seeds.json").read_text())
+    assert len(measured["seeds"]) >= 3 and list(rows(page)) == list(FIGURES)
+    for name, (shown, spread) in rows(page).items():
+        values = [seed[FIGURES[name]] for seed in measured["seeds"].values()]
+        step = 0.5 if name == "seconds" else 5e-4
+        assert float(shown) == pytest.approx(statistics.fmean(values), abs=step * 1.2), name
+        low, high = map(float, spread.split(" to "))
+        assert (low, high) == pytest.approx((min(values), max(values)), abs=step * 1.2), name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_quickstart_sentence_is_the_means(page):
+    measured = json.loads((ROOT / "docs" / "receipts" / "quickstart_seeds.json").read_text())
+    sentence = (ROOT / page).read_text().split("**With ", 1)[1].split("**", 1)[0]
+    keys = ("macs_ratio", "knn_kept", "int8_knn_kept", "bytes_ratio")
+    assert [int(each) for each in re.findall(r"(\d+)%", sentence)] == [round(100 * measured[key]) for key in keys]
 
 
 def test_readme_shows_no_single_run_beside_the_means():
