@@ -237,7 +237,7 @@ def test_what_cannot_be_told_is_a_dash_and_a_reason(judged, capsys):
     page = judged.report.read_text(encoding="utf-8")
     for text in (told, page):
         assert "bf16: onnxruntime cannot run the file here" in text and "bare: fidelity" in text
-    assert page.count("data:image/png") == 1 and "kNN on held-out images" in page
+    assert page.count("data:image/png") == 2 and "kNN on held-out images" in page  # neighbours, and maps
 
 
 def test_an_engine_is_written_executed_and_evaluated_each_for_itself(judged, paths):
