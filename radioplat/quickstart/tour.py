@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -67,9 +68,8 @@ def quickstart(overrides: list[str]) -> None:
     made_for = ", ".join(tensorrt.compute_capabilities) or "CPUs"
     terminal.say(f"engine: {tensorrt.path}, made for {made_for}; {tensorrt.state}{reason}")
     terminal.say(f"report: {evaluated.report}")
-    terminal.say(
-        f"what it learnt from each teacher: radioplat evaluate -e {_short(SPEC)} {' '.join(overrides)}".rstrip()
-    )
+    again = shlex.join(["radioplat", "evaluate", "-e", os.path.relpath(SPEC), *overrides])
+    terminal.say(f"next: {again} compares it with both teachers")
     terminal.say(f"everything took {time.monotonic() - begin:.0f} s")
 
 
@@ -135,11 +135,6 @@ def _run_job(overrides: list[str]) -> None:
             where="jobs/radio_distill.py",
             hint="Its messages are above; run the quickstart again to go on from the last checkpoint.",
         )
-
-
-def _short(path: Path) -> str:
-    """Return a path as one types it in the current folder."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _show(compared: list[ModelRow], macs: dict[str, float]) -> None:

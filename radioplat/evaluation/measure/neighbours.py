@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from radioplat.data.loading.split_images import Images
+from radioplat.errors import DataError
 from radioplat.evaluation.metrics.knn import nearest
 from radioplat.evaluation.metrics.metric import Setup
 
 SHOWN, NEAREST = 4, 3  # held-out images, and training images for each of them
+_BLOCK = 2**15  # rows of the bank that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Neighbours:
     Attributes:
         images: the held-out images, uint8 ``[N, 3, S, S]``.
         nearest: by model, uint8 ``[N, k, 3, S, S]``, nearest first.
-        same: by model, bool ``[N, k]``: whether a neighbour has the label of the held-out image; None without labels.
+        same: by model, bool ``[N, k]``: whether a neighbour has the label of the held-out image; None if an image has
+            none.
     """
 
     images: np.ndarray
@@ -40,7 +43,10 @@ class Neighbours:
             names: of the models.
 
         Returns:
-            None if there are no images on one side, or a model has no summaries.
+            None if there are no images on one side, or no model has summaries.
+
+        Raises:
+            DataError: an image cannot be read again.
         """
         training, held_out = setup.training, setup.held_out
         names = [name for name in names if len(training.of(name)) and len(held_out.of(name))]
@@ -48,14 +54,15 @@ class Neighbours:
         if not names or not len(chosen):
             return None
         size = max(setup.models[name].size for name in names)
-        near, same = {}, {}
-        for name in names:
-            rows = nearest_rows(training.of(name), held_out.of(name)[chosen], NEAREST)
-            ids = training.ids.numpy()[rows]
-            near[name] = np.stack([_pixels(bank, each, size) for each in ids])
-            same[name] = training.labels.numpy()[rows] == held_out.labels.numpy()[chosen][:, None]
-        images = _pixels(queries, held_out.ids.numpy()[chosen], size)
-        return cls(images, near, same if training.labelled and held_out.labelled else None)
+        rows = {name: nearest_rows(training.of(name), held_out.of(name)[chosen], NEAREST) for name in names}
+        labels, wanted = training.labels.numpy(), held_out.labels.numpy()[chosen]
+        labelled = (wanted >= 0).all() and all((labels[each] >= 0).all() for each in rows.values())
+        ids = training.ids.numpy()
+        return cls(
+            _pixels(queries, held_out.ids.numpy()[chosen], size),
+            {name: np.stack([_pixels(bank, ids[row], size) for row in each]) for name, each in rows.items()},
+            {name: labels[each] == wanted[:, None] for name, each in rows.items()} if labelled else None,
+        )
 
 
 def spread_over_classes(labels: np.ndarray, count: int) -> np.ndarray:
@@ -69,10 +76,23 @@ def spread_over_classes(labels: np.ndarray, count: int) -> np.ndarray:
 
 def nearest_rows(bank: torch.Tensor, queries: torch.Tensor, count: int) -> np.ndarray:
     """Return the rows of ``bank`` ``[N, D]`` nearest to each of ``queries`` ``[M, D]`` by cosine, int64 ``[M, k]``."""
-    unit = [F.normalize(each.float().nan_to_num(), dim=1) for each in (bank, queries)]
-    return nearest(unit[0], torch.zeros(len(bank), dtype=torch.long), unit[1], min(count, len(bank))).row.numpy()
+    near, start = None, 0
+    for part in bank.split(_BLOCK):  # a copy of unit length of all of them could be gigabytes
+        closest = nearest(_unit(part), torch.zeros(len(part), dtype=torch.long), _unit(queries), count, start)
+        near = closest if near is None else near.merged(closest, count)
+        start += len(part)
+    assert near is not None
+    return near.row.numpy()
+
+
+def _unit(features: torch.Tensor) -> torch.Tensor:
+    """Return rows of unit length in fp32; values that are not finite become 0."""
+    return F.normalize(features.float().nan_to_num(0.0, 0.0, 0.0), dim=1)
 
 
 def _pixels(images: Images, ids: np.ndarray, size: int) -> np.ndarray:
     """Return the views of samples, uint8 ``[len(ids), 3, size, size]``."""
-    return images.reader.read_rows(np.asarray(ids)).views[str(size)].pixels
+    batch = images.reader.read_rows(ids)
+    if batch.faults:
+        raise DataError(f"an image cannot be read again: {next(iter(batch.faults.values()))}")
+    return batch.views[str(size)].pixels

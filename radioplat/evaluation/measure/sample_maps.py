@@ -20,13 +20,14 @@ class SampleMaps:
     Attributes:
         images: uint8 ``[N, 3, S, S]``; empty before the first batch, and without pictures.
         maps: ``[N, h, w, D]`` by model; a student's in a teacher's space is ``<student>/<teacher>``.
+        coarse: size of the map by model whose map is left out.
     """
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self.images = np.zeros((0, 3, 0, 0), np.uint8)
         self.maps: dict[str, torch.Tensor] = {}
-        self.coarse: dict[str, str] = {}  # models whose maps are left out, with the size of the map
+        self.coarse: dict[str, str] = {}
 
     def update(self, batch: EncodedBatch) -> None:
         """Select images of the first batch."""

@@ -1,4 +1,4 @@
-"""A picture of held-out images beside the training images nearest to them, model by model."""
+"""A picture of held-out images and the training images nearest to them, model by model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def neighbours_panel(
     Args:
         images: uint8 ``[N, 3, S, S]``.
         nearest: by model, uint8 ``[N, k, 3, S, S]``, nearest first.
-        same: by model, bool ``[N, k]``: whether a neighbour has the label of the image; None without labels.
+        same: by model, bool ``[N, k]``: whether a neighbour has the label of the image; None draws no frames.
     """
     columns = {"held out": images.transpose(0, 2, 3, 1)}
     for name, near in nearest.items():

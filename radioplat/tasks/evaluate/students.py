@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from radioplat.common.cpu_threads import limit_torch_threads, torch_callers
-from radioplat.errors import SpecError
+from radioplat.data.loading.split_images import Images
+from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.measure.measure import measure
@@ -45,7 +46,7 @@ from radioplat.tracking.table import Table
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.task_record import log_task_to_wandb
 
-NEIGHBOURS = (
+_NEIGHBOURS = (
     "Held-out images, and the three training images that each model puts nearest to them (cosine of summaries). "
     "Green: of the same class; red and struck through: of another."
 )
@@ -155,9 +156,8 @@ def _evaluate(
             sample = measure(setup, metrics, bank, queries, progress, at_once, processes)
         with limit_torch_threads(threads):
             findings = Findings.of(metrics, sample)
-            if spec.evaluate.pictures and (near := Neighbours.find(setup, bank, queries, _shown(setup, opened))):
-                panel = neighbours_panel(near.images, near.nearest, near.same)
-                findings.pictures.insert(0, (NEIGHBOURS, panel))
+            if spec.evaluate.pictures:
+                _draw_neighbours(findings, setup, bank, queries, _shown(setup, opened))
     if num_classes := max((each.num_classes for each in architectures), default=0):
         problems, notes = held_out_labels(val, num_classes)
         findings.absent += [*map(str, problems), *notes]
@@ -172,6 +172,17 @@ def _evaluate(
     figures = result.figures()
     log_task_to_wandb(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
     return result
+
+
+def _draw_neighbours(findings: Findings, setup: Setup, bank: Images, queries: Images, names: list[str]) -> None:
+    """Add the picture of neighbours; or a line that it is not drawn, for the figures are measured by now."""
+    try:
+        near = Neighbours.find(setup, bank, queries, names)
+    except (RadioplatError, OSError) as error:
+        findings.absent.append(f"nearest training images: not drawn, {error}")
+        return
+    if near is not None:
+        findings.pictures.insert(0, (_NEIGHBOURS, neighbours_panel(near.images, near.nearest, near.same)))
 
 
 def _shown(setup: Setup, opened: OpenModels) -> list[str]:

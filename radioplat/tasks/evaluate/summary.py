@@ -50,7 +50,7 @@ def write_summary(
         path = write_report(
             folder.report_path,
             title=title,
-            headline=headline(findings),
+            headline=_headline(findings),
             tables=tables,
             pictures=pictures,
             spec_yaml=to_yaml(spec),
@@ -78,7 +78,7 @@ def write_summary(
     path = write_report(
         folder.report_path,
         title=f"radioplat: {checkpoint.name}",
-        headline=headline(findings),
+        headline=_headline(findings),
         tables=[*findings.tables(), *costs],
         # Totals of the run: the tables have their last values.
         curves={n: curve for n, curve in curves.items() if not n.startswith(("cost/", "goodput/", "run/"))},
@@ -90,7 +90,7 @@ def write_summary(
     return path, pictures
 
 
-def headline(findings: Findings) -> str:
+def _headline(findings: Findings) -> str:
     """Return the kNN accuracy of every model in a sentence; empty without labels."""
     results = findings.of_metric(Knn)
     figures = ", ".join(f"{name} {percentage(result.top1)}" for name, result in results.items())
@@ -132,11 +132,11 @@ def _over_resolutions(sample: SampleMaps) -> list[Picture]:
         return []
     own = {name: sample.maps[name] for name in students}
     caption = (
-        "The student's own features at each resolution, in components and range of its usual one: a mode switch shows "
+        "The student's own features at each resolution, in components and range of the first: a mode switch shows "
         "as a change of colour."
     )
-    pictures = [(caption, pca_panel(sample.images, own, dict.fromkeys(students, _STUDENT), stretch=False))]
-    for teacher in (t for t in sample.maps if f"{_STUDENT}/{t}" in sample.maps):
+    pictures = [(caption, pca_panel(sample.images, own, dict.fromkeys(students, students[0]), stretch=False))]
+    for teacher in (t for t in sample.maps if f"{students[0]}/{t}" in sample.maps):
         columns = {teacher: sample.maps[teacher]}
         columns |= {f"{name} as {teacher}": sample.maps[f"{name}/{teacher}"] for name in students}
         caption = f"{teacher}, and the student as {teacher} at each resolution"

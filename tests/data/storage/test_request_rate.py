@@ -81,7 +81,7 @@ def test_one_throttling_answer_costs_a_third_of_the_rate_and_not_for_long():
     limit = request_rate._rates["s3://bucket"]
     limit._cut_at -= 20.0  # so long ago
     requests()
-    assert max(requests() for _ in range(3)) > 0.9 * full  # a busy machine slows some of them
+    assert limit._rate > 0.9 * limit._before_cut  # the number of requests is also the machine's
 
 
 def test_answers_to_requests_from_before_a_cut_do_not_cut_again():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -233,6 +234,30 @@ def test_knn_at_a_resolution_is_that_of_an_evaluation_there(everything, base, tm
     assert found.knn["student"] == everything.knn["student at 96"]
     one, other = found.fidelity["student"]["clip"], everything.fidelity["student at 96"]["clip"]
     assert one["summary"].centered == pytest.approx(other["summary"].centered, abs=1e-6)
+
+
+def test_a_size_whose_map_is_too_coarse_to_draw_is_left_out_of_the_pictures(base, tmp_path):
+    coarse = copy.deepcopy(base) | {"results_dir": str(tmp_path)}
+    coarse["dataset"]["val_img_size"] = 48  # of the student: 3 x 3 positions
+    coarse["evaluate"] = {"checkpoint": base["evaluate"]["checkpoint"], "resolutions": [64, 96], "cka_rows": 0}
+    page = evaluate(coarse).report.read_text(encoding="utf-8")
+    # Neighbours; the teacher; the student at the other two sizes; the teacher beside these.
+    assert page.count("data:image/png") == 4 and "student (3 x 3), untrained student (3 x 3)" in page
+
+
+def test_images_that_are_cut_off_after_the_last_batch_cost_a_picture_and_no_figure(everything, base, tmp_path):
+    cut = copy.deepcopy(base) | {"results_dir": str(tmp_path / "results")}
+    shutil.copytree(base["dataset"]["train_dataset"]["images_dir"], tmp_path / "train")
+    cut["dataset"]["train_dataset"]["images_dir"] = str(tmp_path / "train")
+    cut["evaluate"] = {"checkpoint": base["evaluate"]["checkpoint"], "batch_size": 7, "cka_rows": 0}
+
+    def cut_off(done: int, total: int) -> None:
+        for file in (tmp_path / "train").rglob("*.png") if done == total else ():
+            os.truncate(file, 0)
+
+    found = evaluate(cut, progress=cut_off)
+    assert found.knn == {name: everything.knn[name] for name in MODELS}
+    assert [line for line in found.notes() if line.startswith("nearest training images: not drawn")], found.notes()
 
 
 def changed(base: dict, tmp_path: Path, changes: dict) -> dict:

@@ -95,7 +95,8 @@ def test_secrets_are_masked(tmp_path, monkeypatch):
 
 
 def test_empty_report(tmp_path):
-    Page(write(tmp_path))
+    page = Page(write(tmp_path))
+    assert page.cells == [] and "A <run> & more" in page.text and "Pictures" not in page.text
 
 
 def test_row_that_does_not_fit_its_table_is_refused(tmp_path):
