@@ -4,9 +4,9 @@
 RTX has no kernels for data-centre GPUs (SM90), so inductor stands in: a student is quantized as ``radioplat quantize``
 does it, and its linear layers multiply in the format, with the student's own weights and scales (``torch._int_mm``,
 ``torch._scaled_mm``); all else is bf16. torchao's own INT8 and FP8 (a scale for each token, which it computes while it
-runs) take turns with them on the same weights. Every side is compiled (``max-autotune``) and timed by radioplat's own
-method, CUDA events around a CUDA graph; triton's ``do_bench_cudagraph``, a clock that is not radioplat's, times bf16
-and INT8 too. On a CPU a tiny model runs, to test the code: those figures say nothing of a GPU.
+runs) take turns with them on the same weights. The blocks of every side are compiled (``max-autotune``), and each is
+timed by radioplat's own method, CUDA events around a CUDA graph; triton's ``do_bench_cudagraph``, a clock that is not
+radioplat's, times bf16 and INT8 too. On a CPU a tiny model runs, to test the code: those figures say nothing of a GPU.
 
 The last line on stdout is one JSON object: by model and batch size the medians in milliseconds by side, ``cosine`` of
 each side's features with fp32's, ``int8_over_bf16`` and ``fp8_over_bf16`` (how many times as fast as bf16), and
@@ -116,8 +116,9 @@ def main() -> None:
 def measure(
     architecture: StudentArchitecture, device: str, batches: list[int], seconds: float, end: float
 ) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one model after each batch size; after ``end`` (monotonic) no side is compiled."""
+    """Yield the figures of one model after each side at each batch size; after ``end`` (monotonic) none is compiled."""
     torch._inductor.config.force_fuse_int_mm_with_mul = True
+    torch._dynamo.config.recompile_limit = 32  # of a block: each side is one more
     torch.manual_seed(0)
     student = Student(architecture).eval()
     images = make_images(architecture.img_size, held_out=True, each=-(-max(*batches, 8) // 8)).float() / 255
@@ -132,8 +133,9 @@ def measure(
     for batch in batches:
         torch._dynamo.reset()
         compiled = {name: compile_side(model, device) for name, model in models.items()}
-        found["batches"][str(batch)] = times_of(compiled, architecture.img_size, batch, device, seconds, end)
-        yield found
+        for figures in times_of(compiled, architecture.img_size, batch, device, seconds, end):
+            found["batches"][str(batch)] = figures
+            yield found
 
 
 def make(student: Student, device: str) -> tuple[dict[str, nn.Module], dict[str, str]]:
@@ -200,15 +202,24 @@ def _by_torchao(flat: FlatStudent, name: str, device: str) -> nn.Module:
 
 
 def compile_side(model: nn.Module, device: str) -> Call:
-    """Return the compiled model; the CUDA graph is radioplat's timer's."""
+    """Compile the model's blocks, and return it; the CUDA graph is radioplat's timer's.
+
+    The blocks are alike, so one compilation serves them all: a whole model takes as many times longer to compile.
+    """
     mode = "max-autotune-no-cudagraphs" if device == "cuda" else None
-    return torch.compile(model, dynamic=False, mode=mode)
+    (blocks,) = (child for name, child in model.named_modules() if name.rpartition(".")[2] == "blocks")
+    for block in blocks.children():
+        block.compile(dynamic=False, mode=mode)
+    return model
 
 
 def times_of(
     compiled: dict[str, Call], size: int, batch: int, device: str, seconds: float, end: float
-) -> dict[str, Any]:
-    """Return the figures of one batch size; ``failed`` has the sides that were not compiled until ``end``."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of one batch size each time that one more side is compiled, all sides so far timed in turn.
+
+    ``failed`` has the sides that were not compiled until ``end``.
+    """
     timers, methods, failed, calls = {}, set(), {}, {}
     record = {"input_shape": [3, size, size]}
     for name, call in compiled.items():
@@ -226,30 +237,26 @@ def times_of(
         except Exception as error:  # of one side; the others are measured
             timers.pop(name, None)
             failed[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    found: dict[str, Any] = {"failed": failed, "method": sorted(methods)}
-    if not timers:
-        return found
-    latencies = measure_in_turn(timers, seconds)
-    found["ms"] = {name: latency.p50 for name, latency in latencies.items()}
-    found["p90"] = {name: latency.p90 for name, latency in latencies.items()}
-    for name in FORMATS:
-        if name in latencies and "bf16" in latencies:
-            found[f"{name}_over_bf16"] = round(latencies["bf16"].p50 / latencies[name].p50, 3)
-    if device == "cuda":
-        import triton.testing
+            continue
+        if len(timers) > 1:
+            latencies = measure_in_turn(timers, seconds)
+            medians = {side: latency.p50 for side, latency in latencies.items()}
+            found = {"method": sorted(methods), "ms": medians, "p90": {s: one.p90 for s, one in latencies.items()}}
+            found |= {f"{s}_over_bf16": round(medians["bf16"] / medians[s], 3) for s in FORMATS if s in medians}
+            if device == "cuda":
+                found |= _by_triton(calls, medians, torch.rand(batch, 3, size, size, device=device))
+            yield {"failed": failed, **found}
 
-        images = torch.rand(batch, 3, size, size, device=device)
-        theirs = {}
-        for name in ("bf16", "int8"):
-            if name in calls:
-                values = triton.testing.do_bench_cudagraph(
-                    lambda name=name: calls[name](images), rep=200, return_mode="all"
-                )
-                theirs[name] = round(statistics.median(values), 4)
-        found["triton_ms"] = theirs
-        if theirs:
-            found["agreement"] = round(max(abs(found["ms"][name] / ms - 1) for name, ms in theirs.items()), 3)
-    return found
+
+def _by_triton(calls: dict[str, Call], medians: dict[str, float], images: torch.Tensor) -> dict[str, Any]:
+    """Return the medians of bf16 and INT8 by triton's clock, and how far radioplat's are from them."""
+    import triton.testing
+
+    theirs = {}
+    for name in {"bf16", "int8"} & calls.keys():
+        values = triton.testing.do_bench_cudagraph(lambda call=calls[name]: call(images), rep=200, return_mode="all")
+        theirs[name] = round(statistics.median(values), 4)
+    return {"triton_ms": theirs, "agreement": round(max(abs(medians[name] / ms - 1) for name, ms in theirs.items()), 3)}
 
 
 class _Runner(SimpleNamespace):
