@@ -1,174 +1,220 @@
-"""The commands: one function each, which imports and calls a task. The docstring is the command's help text."""
+"""The commands: one function each, which imports and calls a task. The docstring is the command's help text.
+
+A spec is read, and the path of a folder or file is looked up, before the task is imported: torch and Ray take seconds,
+and a mistyped name is reported at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from radioplat.common import terminal
+from radioplat.errors import RadioplatError
+
+if TYPE_CHECKING:
+    from radioplat.spec.schema.root import Spec
+
+
+_RUN = "Give the results_dir of a run, or the folder of one task in it."
+_WEIGHTS = "Give the path of weights on this machine; nothing is downloaded."
+
+
+def read_spec(args: argparse.Namespace) -> Spec:
+    """Read the spec with its overrides."""
+    from radioplat.spec.loading.load import load_spec
+
+    return load_spec(args.spec, args.overrides)
+
+
+def existing(path: str, hint: str) -> str:
+    """Return ``path``, of a folder or file here, or one that is not a path (``s3://...``, a pattern with braces).
+
+    Raises:
+        RadioplatError: it does not exist here.
+    """
+    if "://" not in path and "{" not in path and not Path(path).exists():
+        raise RadioplatError("it does not exist", where=path, hint=hint)
+    return path
 
 
 def distill(args: argparse.Namespace) -> None:
     """Distil a student from the spec's teachers."""
+    spec = read_spec(args)
     from radioplat.tasks.distill.distill import distill as run
     from radioplat.tasks.distill.show import show
 
-    show(run(args.spec, args.overrides, progress=True))
+    show(run(spec, progress=True))
 
 
 def train(args: argparse.Namespace) -> None:
     """Fine-tune a backbone on labels."""
+    spec = read_spec(args)
     from radioplat.tasks.distill.distill import train as run
     from radioplat.tasks.distill.show import show
 
-    show(run(args.spec, args.overrides, progress=True))
+    show(run(spec, progress=True))
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """Measure a trained student: kNN, fidelity, and further metrics of section evaluate."""
+    spec = read_spec(args)
     from radioplat.tasks.evaluate.evaluate import evaluate as run
     from radioplat.tasks.evaluate.show import show
 
-    show(run(args.spec, args.overrides))
+    show(run(spec))
 
 
 def inference(args: argparse.Namespace) -> None:
     """Write features, classes or boxes of a folder of images as Parquet, from a checkpoint, ONNX file or engine."""
+    spec = read_spec(args)
     from radioplat.tasks.inference.inference import inference as run
     from radioplat.tasks.inference.show import show
 
     with terminal.counting("images") as count:
-        result = run(args.spec, args.overrides, count)
+        result = run(spec, (), count)
     show(result)
 
 
 def export(args: argparse.Namespace) -> None:
     """Export a trained student as ONNX, or as weights for other libraries (export.format)."""
-    from radioplat.spec.loading.load import load_spec
+    spec = read_spec(args)
     from radioplat.tasks.export.export import export as run
     from radioplat.tasks.export.show import show_export
 
-    show_export(run(load_spec(args.spec, args.overrides)))
+    show_export(run(spec))
 
 
 def gen_trt_engine(args: argparse.Namespace) -> None:
     """Build an engine from an ONNX file."""
-    from radioplat.spec.loading.load import load_spec
+    spec = read_spec(args)
     from radioplat.tasks.export.engine import gen_trt_engine as run
     from radioplat.tasks.export.show import show_engine
 
-    show_engine(run(load_spec(args.spec, args.overrides)))
+    show_engine(run(spec))
 
 
 def train_upsampler(args: argparse.Namespace) -> None:
     """Train FeatSharp, which upsamples the feature map of one teacher."""
+    spec = read_spec(args)
     from radioplat.tasks.train_upsampler.show import show
     from radioplat.tasks.train_upsampler.train_upsampler import train_upsampler as run
 
     with terminal.counting("steps") as count:
-        result = run(args.spec, args.overrides, count)
+        result = run(spec, (), count)
     show(result)
 
 
 def prune(args: argparse.Namespace) -> None:
     """Prune a trained student: channels, attention heads, width, blocks."""
+    spec = read_spec(args)
     from radioplat.tasks.prune.prune import prune as run
     from radioplat.tasks.prune.show import show
 
-    show(run(args.spec, args.overrides))
+    show(run(spec))
 
 
 def quantize(args: argparse.Namespace) -> None:
     """Quantize a trained student to INT8, FP8 or W4A8; quantize.mode=qat also trains it."""
+    spec = read_spec(args)
     from radioplat.tasks.quantize.quantize import quantize as run
     from radioplat.tasks.quantize.show import show
 
-    show(run(args.spec, args.overrides, progress=True))
+    show(run(spec, progress=True))
 
 
 def sensitivity(args: argparse.Namespace) -> None:
     """Measure how much each layer of a student loses if it is quantized, in INT8, FP8 and W4A8."""
-    from radioplat.spec.loading.load import load_spec
+    spec = read_spec(args)
     from radioplat.tasks.quantize.sensitivity import sensitivity as run
     from radioplat.tasks.quantize.sensitivity import show
 
-    show(run(load_spec(args.spec, args.overrides)))
+    show(run(spec))
 
 
 def compress(args: argparse.Namespace) -> None:
     """Run compress.stages with gates: prune, low_rank, quantize, retrain, evaluate, export, engine."""
+    spec = read_spec(args)
     from radioplat.tasks.compress.compress import compress as run
     from radioplat.tasks.compress.show import show
 
-    show(run(args.spec, args.overrides))
+    show(run(spec))
 
 
 def low_rank(args: argparse.Namespace) -> None:
     """Replace layers of a trained student by products of narrower ones."""
+    spec = read_spec(args)
     from radioplat.tasks.low_rank.low_rank import low_rank as run
     from radioplat.tasks.low_rank.show import show
 
-    show(run(args.spec, args.overrides))
+    show(run(spec))
 
 
 def tune(args: argparse.Namespace) -> None:
     """Search over values of spec fields with Ray Tune."""
+    spec = read_spec(args)
     from radioplat.tasks.tune.show import show
     from radioplat.tasks.tune.tune import tune as run
 
-    show(run(args.spec, args.overrides, args.space))
+    show(run(spec, (), args.space))
 
 
 def plan(args: argparse.Namespace) -> None:
     """Check a spec before a run, and print its models, data, memory and length."""
-    from radioplat.spec.loading.load import load_spec
+    spec = read_spec(args)
     from radioplat.tasks.plan.plan import plan as run
     from radioplat.tasks.plan.show import show
 
-    show(run(load_spec(args.spec, args.overrides), args.planned))
+    show(run(spec, args.planned))
 
 
 def index(args: argparse.Namespace) -> None:
     """Index a folder of shards or images and print a summary."""
+    folder = existing(args.folder, "Name a folder of shards or of images.")
     from radioplat.cli.show_survey import run_and_show
 
-    run_and_show(args.folder, args.overrides)
+    run_and_show(folder, args.overrides)
 
 
 def pack(args: argparse.Namespace) -> None:
     """Pack a folder of images, or those listed in a CSV file, into balanced shards, split into train and val."""
+    source = existing(args.source, "Name a folder of images, or a CSV file.")
     from radioplat.cli.show_pack import PackProgress, show
     from radioplat.data.packing.pack import pack as run
     from radioplat.data.packing.pack import pack_options
 
     with PackProgress() as progress:
-        packed = run(args.source, args.out, pack_options(args.overrides), progress)
+        packed = run(source, args.out, pack_options(args.overrides), progress)
     show(packed)
 
 
 def show_data(args: argparse.Namespace) -> None:
     """Write an HTML page of the first global batches: views, crops on the source image, masks, rejected samples."""
-    from radioplat.spec.loading.load import load_spec
+    count = [int(word) for word in args.overrides if word.isdecimal()]
+    args.overrides = [word for word in args.overrides if not word.isdecimal()]
+    spec = read_spec(args)
     from radioplat.tasks.inspect.show_data import show_data as run
 
-    count = [int(word) for word in args.overrides if word.isdecimal()]
-    overrides = [word for word in args.overrides if not word.isdecimal()]
-    terminal.say(str(run(load_spec(args.spec, overrides), *count[-1:])))
+    terminal.say(str(run(spec, *count[-1:])))
 
 
 def ledger(args: argparse.Namespace) -> None:
     """Check in a run's ledger that it trained on each sample of its order exactly once."""
+    results = existing(args.results, _RUN)
     from radioplat.tasks.inspect.show_ledger import show
     from radioplat.training.accounting.prove import prove_results
 
-    show(prove_results(args.results, full=args.full))
+    show(prove_results(results, full=args.full))
 
 
 def diagnose(args: argparse.Namespace) -> None:
     """Print why a run ended, in one line, and the evidence."""
+    results = existing(args.results, _RUN)
     from radioplat.tasks.inspect.diagnose import diagnose as run
     from radioplat.tasks.inspect.show_diagnosis import show
 
-    show(run(args.results))
+    show(run(results))
 
 
 def lint(args: argparse.Namespace) -> None:
@@ -201,8 +247,6 @@ def quickstart(args: argparse.Namespace) -> None:
 
 def migrate_tao(args: argparse.Namespace) -> None:
     """Copy a spec of TAO's with the line compat: tao, with which it trains TAO's objective."""
-    from pathlib import Path
-
     from radioplat.tasks.migrate.migrate_tao import migrate_tao as run
 
     migrated = run(Path(args.file), Path(args.out) if args.out else None)
@@ -213,13 +257,11 @@ def migrate_tao(args: argparse.Namespace) -> None:
 
 def migrate_run(args: argparse.Namespace) -> None:
     """Bring the records of a run up to this version, and print the schema of each; or a spec, in a copy beside it."""
-    from pathlib import Path
-
+    path = Path(existing(args.path, f"{_RUN[:-1]}, or a spec."))
     from radioplat.tasks.migrate.migrate_run import migrate_run as run
     from radioplat.tasks.migrate.show import show_run, show_spec
     from radioplat.tasks.migrate.spec_fields import migrate_spec
 
-    path = Path(args.path)
     if path.is_file():
         show_spec(path, migrate_spec(path))
     else:
@@ -228,36 +270,40 @@ def migrate_run(args: argparse.Namespace) -> None:
 
 def weights_inspect(args: argparse.Namespace) -> None:
     """Print the layout of checkpoint files and the backbone types they fit; for several, if they can be an ensemble."""
+    files = [existing(file, _WEIGHTS) for file in args.files]
     from radioplat.cli.show_weights import show, show_ensemble
     from radioplat.models.weights.layouts import inspect_weights, unlike
 
-    for file in args.files:
+    for file in files:
         show(inspect_weights(file))
-    if len(args.files) > 1:
-        show_ensemble(args.files, unlike(args.files))
+    if len(files) > 1:
+        show_ensemble(files, unlike(files))
 
 
 def weights_convert(args: argparse.Namespace) -> None:
     """Write the backbone's weights of a checkpoint file as safetensors."""
+    file = existing(args.file, _WEIGHTS)
     from radioplat.cli.show_weights import show
     from radioplat.models.weights.layouts import convert_weights
 
-    show(*convert_weights(args.file, args.out))
+    show(*convert_weights(file, args.out))
 
 
 def teachers_check(args: argparse.Namespace) -> None:
     """Run 200 images through each teacher and report anomalies."""
+    spec = read_spec(args)
     from radioplat.tasks.teachers.check import check_teachers
     from radioplat.tasks.teachers.check_report import show
 
-    show(check_teachers(args.spec, args.overrides))
+    show(check_teachers(spec))
 
 
 def teachers_start(args: argparse.Namespace) -> None:
     """Start the teacher pools that the spec names, for use by any number of runs."""
+    spec = read_spec(args)
     from radioplat.tasks.teachers.pools import start
 
-    start(args.spec, args.overrides)
+    start(spec)
 
 
 def teachers_status(args: argparse.Namespace) -> None:

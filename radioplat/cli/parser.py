@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radioplat import __version__
 from radioplat.cli import commands, nodes
@@ -179,13 +180,23 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that proposes the nearest word for a wrong command or value (from Python 3.14 on argparse does)."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], 1)
+        if near and value not in (action.choices or ()):
+            raise argparse.ArgumentError(action, f"there is no {value!r}. Did you mean {near[0]!r}?")
+        super()._check_value(action, value)
+
+
 def build_parser(
     program: str,
     tasks: Mapping[str, Command] = TASKS,
     groups: Mapping[str, tuple[str, Mapping[str, Command]]] = GROUPS,
 ) -> argparse.ArgumentParser:
     """Return the parser of ``program``; parsed arguments have the command's function as ``run``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         program, description=sys.modules["radioplat"].__doc__, epilog="All fields of a spec: radioplat default_specs."
     )
     parser.add_argument("--version", action="version", version=__version__)

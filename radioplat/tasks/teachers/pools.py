@@ -9,11 +9,11 @@ from radioplat.cluster.resources import teacher_gpus
 from radioplat.common import terminal
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.training_run import check
-from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import frozen_teachers
+from radioplat.spec.schema.root import Spec
 
 
-def start(spec_path: str | Path, overrides: list[str]) -> None:
+def start(spec: Spec) -> None:
     """Start the named pools of a spec.
 
     Raises:
@@ -21,7 +21,6 @@ def start(spec_path: str | Path, overrides: list[str]) -> None:
     """
     from radioplat.teachers.serving.named_pools import start_pools
 
-    spec = load_spec(spec_path, overrides)
     if problems := check(spec):
         raise SpecError(*problems)
     teachers = frozen_teachers(spec)
