@@ -7,6 +7,8 @@ and a mistyped name is reported at once.
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -232,10 +234,25 @@ def profile(args: argparse.Namespace) -> None:
 
 
 def default_specs(args: argparse.Namespace) -> None:
-    """Print every spec field with its default."""
-    from radioplat.spec.loading.load import load_spec, to_yaml
+    """Print every spec field with its default and its meaning."""
+    from radioplat.spec.loading.load import load_spec
+    from radioplat.spec.reference.commented_yaml import commented_yaml
+    from radioplat.spec.reference.json_schema import json_schema
 
-    terminal.say(to_yaml(load_spec(None, args.overrides)))
+    text = (
+        json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+        if args.json_schema
+        else commented_yaml(load_spec(None, args.overrides))
+    )
+    sys.stdout.write(text)  # not wrapped: programs read it
+
+
+def explain(args: argparse.Namespace) -> None:
+    """Print what a spec field means, its type, default and values; of a section, the table of its fields."""
+    from radioplat.cli.show_field import explain as run
+
+    for field in args.fields:
+        run(field)
 
 
 def quickstart(args: argparse.Namespace) -> None:

@@ -92,6 +92,19 @@ def _batches(parser: argparse.ArgumentParser) -> None:
     add_spec(parser, "N | key=value", "number of global batches (2), and overrides")
 
 
+def _default_specs(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.add_argument(
+        "--json-schema", action="store_true", help="print the JSON schema by which editors check and complete a spec"
+    )
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "fields", nargs="+", metavar="FIELD", help="a field or section, for example train.optim.lr, distill.teacher, lr"
+    )
+
+
 _WEIGHTS = "a .safetensors, .pth, .pt or .bin file"
 
 
@@ -143,7 +156,8 @@ TASKS = {
     "diagnose": Command(commands.diagnose, _results),
     "lint": Command(commands.lint, _lint),
     "profile": Command(commands.profile, _profile),
-    "default_specs": Command(commands.default_specs, add_overrides),
+    "default_specs": Command(commands.default_specs, _default_specs),
+    "explain": Command(commands.explain, _explain),
     "quickstart": Command(commands.quickstart, add_overrides),
     "doctor": Command(nodes.doctor, nodes.add_doctor),
 }

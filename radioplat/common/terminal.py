@@ -16,6 +16,7 @@ from rich.table import Table
 from radioplat.common.redact import redact
 from radioplat.errors import RadioplatError
 
+_LONGEST_FIGURE = 40  # characters; longer cells are prose, and their column begins at the left
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -30,7 +31,8 @@ def show_table(title: str, columns: list[str], rows: list[list[str]], note: str 
     """Print a table on stdout."""
     table = Table(title=shown(title), title_justify="left", caption=note or None, caption_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        prose = any(len(row[i]) > _LONGEST_FIGURE for row in rows)
+        table.add_column(column, justify="left" if i == 0 or prose else "right", overflow="fold")
     for row in rows:
         table.add_row(*(escape(shown(cell)) for cell in row))
     _stdout().print(table)

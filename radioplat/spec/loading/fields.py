@@ -104,8 +104,9 @@ def is_secret(path: str) -> bool:
 
 def paths(kind: Any, path: str = "") -> Iterator[str]:
     """Yield every field path below the dataclass ``kind``; lists with index 0."""
-    for name, inner in typing.get_type_hints(kind).items():
-        at, inner = f"{path}.{name}" if path else name, strip_optional(inner)
+    hints = typing.get_type_hints(kind)
+    for name in (field.name for field in dataclasses.fields(kind)):
+        at, inner = f"{path}.{name}" if path else name, strip_optional(hints[name])
         yield at
         if typing.get_origin(inner) is list:
             at, inner = f"{at}[0]", typing.get_args(inner)[0]

@@ -144,7 +144,17 @@ def _default_item(kind: type) -> dict[str, Any]:
 
 def to_yaml(spec: Spec) -> str:
     """Return the whole spec as YAML with all defaults; :func:`load_spec` reads it back unchanged."""
-    return yaml.dump(_tree(spec, Spec, names=True), allow_unicode=True, sort_keys=False, Dumper=_Dumper)
+    return dump(spec_tree(spec))
+
+
+def spec_tree(spec: Spec) -> dict[str, Any]:
+    """Return the whole spec as plain values."""
+    return typing.cast("dict[str, Any]", _tree(spec, Spec, names=True))
+
+
+def dump(value: Any, **options: Any) -> str:  # noqa: ANN401
+    """Return plain values as YAML that a spec reads back unchanged; ``options`` are PyYAML's."""
+    return yaml.dump(value, allow_unicode=True, sort_keys=False, Dumper=_Dumper, **options)
 
 
 class _Dumper(yaml.Dumper):

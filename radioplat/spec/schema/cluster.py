@@ -10,11 +10,11 @@ from radioplat.spec.ranges import SECONDS, number
 
 
 class ClusterMode(str, Enum):
-    """``local``: one process; ``ray``: join or start a cluster; ``auto``: ray for several workers or on a cluster."""
+    """Where the processes of a run are."""
 
-    auto = "auto"
-    local = "local"
-    ray = "ray"
+    auto = "auto"  # ray for several workers or on a cluster, else local
+    local = "local"  # one process
+    ray = "ray"  # join a cluster, or start one on this machine
 
 
 @dataclass
@@ -25,45 +25,43 @@ class ClusterConfig:
     # nodes may be taken away at any time: checkpoints by time, fewer of them kept, more restarts. Unset: what Ray's
     # labels of the nodes say
     spot: bool | None = None
-    address: str | None = None  # default: RAY_ADDRESS, else a running cluster, else a new one
-    cpus_per_worker: float = number(1.0, at_least=0)
-    cpus_per_decode: float = number(1.0, at_least=0)
+    # address of the Ray cluster; default: RAY_ADDRESS, else a running cluster, else a new one
+    address: str | None = None
+    cpus_per_worker: float = number(1.0, at_least=0)  # CPUs that Ray reserves for each training worker
+    cpus_per_decode: float = number(1.0, at_least=0)  # CPUs that Ray reserves for each process that decodes images
     spare_workers: bool = False  # no effect; the next release removes it
     worker_resources: dict[str, float] = number(dict, above=0)  # custom resources, e.g. {student_node: 1}
     # Price of an hour, in any currency, to compute the cost of teachers; without cpu_hour_price the GPU's price
     # includes its CPUs.
     gpu_hour_price: float | None = number(None, at_least=0, hint="Leave it out where it is not known.")
+    # price of an hour of one CPU
     cpu_hour_price: float | None = number(None, at_least=0, hint="Leave it out where it is not known.")
 
 
 class Placement(str, Enum):
-    """Placement of a teacher: in separate actors (``spread`` over the nodes; ``pack`` on as few nodes as possible;
-    ``colocate``: spread, and each training worker calls those on its own node), or ``inline`` in each worker."""
+    """Where a teacher computes."""
 
-    spread = "spread"
-    pack = "pack"
-    colocate = "colocate"
-    inline = "inline"
+    spread = "spread"  # in actors, on as many nodes as possible
+    pack = "pack"  # in actors, on as few nodes as possible
+    colocate = "colocate"  # in actors, as spread, and each training worker calls those on its own node
+    inline = "inline"  # in each training worker
 
 
 class TeacherPrecision(str, Enum):
-    """Number format of a teacher's forward pass; ``auto``: bf16 if the hardware supports it, else fp32."""
+    """Number format of a teacher's forward pass."""
 
-    auto = "auto"
+    auto = "auto"  # bf16 if the hardware supports it, else fp32
     fp32 = "fp32"
     bf16 = "bf16"
     fp16 = "fp16"
 
 
 class Transport(str, Enum):
-    """Transfer of features: through Ray's ``object_store`` in host memory, or by ``nixl`` from device to device.
+    """Way of features from teachers to students."""
 
-    ``auto`` is nixl if teacher and student have a GPU and the nixl package, and no feature cache is used.
-    """
-
-    auto = "auto"
-    object_store = "object_store"
-    nixl = "nixl"
+    auto = "auto"  # nixl if teacher and student have a GPU and the nixl package, and no feature cache is used
+    object_store = "object_store"  # through Ray's object store in host memory
+    nixl = "nixl"  # from device to device
 
 
 AUTO = "auto"  # value of teachers.<name>.replicas
@@ -76,13 +74,14 @@ class TeacherServiceConfig:
     # n; [min, max]: a replica is added while requests queue, and removed while none arrive; auto: as many as keep up
     # with the students and have a GPU, decided before the start; on CPUs one
     replicas: Any = 1
-    num_gpus: float | None = number(None, at_least=0)  # default: 1 where the cluster has GPUs, else 0
-    num_cpus: float = number(1.0, at_least=0)
+    # GPUs that Ray reserves for each replica; default: 1 where the cluster has GPUs, else 0
+    num_gpus: float | None = number(None, at_least=0)
+    num_cpus: float = number(1.0, at_least=0)  # CPUs that Ray reserves for each replica
     resources: dict[str, float] = number(dict, above=0)  # custom resources of each replica, e.g. {radioplat_teacher: 1}
     precision: TeacherPrecision = TeacherPrecision.auto
     placement: Placement = Placement.spread
     transport: Transport = Transport.auto
-    compile: bool = False
+    compile: bool = False  # run the teacher through torch.compile
     # Samples of a forward pass: requests of several students are batched together and padded to this size. Default:
     # dataset.batch_size.
     max_batch: int | None = number(None, at_least=1)
@@ -109,7 +108,7 @@ class TeacherServiceConfig:
 class FeatureCacheConfig:
     """(+) Spec section ``feature_cache``: store teachers' features for later epochs and trials."""
 
-    # unset: a run that shows the same views again uses one, and so does a spec that names dir
+    # use a cache; unset: a run that shows the same views again uses one, and so does a spec that names dir
     enabled: bool | None = None
     # a local folder, a folder shared by the nodes, or s3://..., gs://...; unset: in the run's results folder
     dir: str | None = None

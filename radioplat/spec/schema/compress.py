@@ -36,7 +36,7 @@ class GatesConfig:
     """Quality that each stage must keep, relative to the starting student, on ``dataset.val_dataset``."""
 
     min_kept: float | None = number(None, above=0, at_most=1)  # share of the metric; unset: no gate
-    metric: MetricName | None = None  # unset: fidelity, or mAP for a detector
+    metric: MetricName | None = None  # the metric; unset: fidelity, or mAP for a detector
     on_fail: OnFail = OnFail.stop
     retries: int = number(3, at_least=0)  # milder settings to try with on_fail: relax
 
@@ -46,7 +46,7 @@ class CompressConfig:
     """Spec section ``compress``."""
 
     checkpoint: str | None = None  # the starting student; default: results_dir/distill's (or train's) latest
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)  # tasks in their order
     # spec overrides for one stage, keyed by its name (`retrain`) or its number and name (`02_retrain`)
     changes: dict[str, list[str]] = field(default_factory=dict)
     gates: GatesConfig = field(default_factory=GatesConfig)

@@ -14,7 +14,10 @@ MISSING: Any = "???"  # omegaconf's mark of a field without a default; the schem
 
 
 class LossType(NameOrImportPath):
-    """Distillation losses (formulas in ``radioplat.losses``), or the user's own as ``package.module:function``."""
+    """Distillation losses (formulas in docs/losses.md), or the user's own as ``package.module:function``.
+
+    TAO has those up to ``BALANCED``, and ``IOU``.
+    """
 
     KL = "KL"
     CE = "CE"
@@ -24,7 +27,6 @@ class LossType(NameOrImportPath):
     FD = "FD"
     CS = "CS"
     BALANCED = "BALANCED"
-    # (+) from here
     smooth_l1 = "smooth_l1"
     dampened_mse = "dampened_mse"
     gram = "gram"
@@ -35,9 +37,8 @@ class LossType(NameOrImportPath):
     similarity = "similarity"
     angle = "angle"
     tangent_sphere = "tangent_sphere"
-    # for bindings between detectors
-    phi_s = "phi_s"
-    IOU = "IOU"
+    phi_s = "phi_s"  # for bindings between detectors
+    IOU = "IOU"  # for bindings between detectors
 
 
 class Mode(str, Enum):
@@ -75,20 +76,17 @@ class SpatialLoss(str, Enum):
 
 
 class KLForm(str, Enum):
-    """``tao``: mean over elements at temperature 1; ``hinton``: batchmean, times T^2."""
+    """Formula of the Kullback-Leibler divergence."""
 
-    tao = "tao"
-    hinton = "hinton"
+    tao = "tao"  # mean over elements at temperature 1
+    hinton = "hinton"  # batchmean, times T^2
 
 
 class LabelForm(str, Enum):
-    """Formula that combines label loss and distillation; see ``radioplat.losses.terms.hard_labels``.
+    """Formula that combines label loss and distillation; see ``radioplat.losses.terms.hard_labels``."""
 
-    ``alpha``: alpha * CE + (1 - alpha) * distillation; ``tao``: (1 - sum of loss_lambda) * CE + distillation.
-    """
-
-    alpha = "alpha"
-    tao = "tao"
+    alpha = "alpha"  # alpha * CE + (1 - alpha) * distillation
+    tao = "tao"  # (1 - sum of loss_lambda) * CE + distillation
 
 
 class BindingForm(str, Enum):
@@ -149,27 +147,28 @@ class ExtraLossConfig:
 
     type: LossType = MISSING
     kind: Kind = MISSING
-    weight: float = number(1.0, at_least=0)
+    weight: float = number(1.0, at_least=0)  # factor in the sum of the teacher's terms
 
 
 @dataclass
 class ViTDetConfig:
     """Windowed attention during training, with probability ``prob``."""
 
-    prob: float = number(0.0, at_least=0, at_most=1)
+    prob: float = number(0.0, at_least=0, at_most=1)  # probability of windows in a micro-batch
+    # sides in patches to draw from, among those that divide the map; empty: 6 to 32
     window_sizes: list[int] = number(list, at_least=2)
-    num_global: int | None = number(None, at_least=1)
-    num_windowed: int | None = number(None, at_least=1)
+    num_global: int | None = number(None, at_least=1)  # number of blocks that attend to the whole map; unset: 4
+    num_windowed: int | None = number(None, at_least=1)  # windowed blocks before each global one, instead of num_global
 
 
 @dataclass
 class BindingConfig:
     """A loss between the outputs of two named modules; ``weight`` is its only factor."""
 
-    teacher_module_name: str = MISSING
-    student_module_name: str = MISSING
-    criterion: LossType = MISSING
-    weight: float = number(1.0, at_least=0)
+    teacher_module_name: str = MISSING  # name of the teacher's module
+    student_module_name: str = MISSING  # name of the student's module
+    criterion: LossType = MISSING  # loss between the two outputs
+    weight: float = number(1.0, at_least=0)  # factor of the loss
     teacher: str | None = None  # (+) the teacher's name; unset: the only teacher
 
 
@@ -218,11 +217,12 @@ class TargetNormConfig:
 
     type: TargetNormType = TargetNormType.none
     fit: TargetNormFit = TargetNormFit.before
-    fit_batches: int = number(100, at_least=1)
+    fit_batches: int = number(100, at_least=1)  # global batches that the statistics are measured over, with fit: before
+    # steps between updates of the transform, with fit: running or with_step
     refresh_steps: int = number(100, at_least=1)
-    freeze_after: int = number(3000, at_least=1)
+    freeze_after: int = number(3000, at_least=1)  # the step from which the transform stays, with fit: running
     path: str | None = None  # statistics file: read if it exists, else written after measuring
-    both_sides: bool = False
+    both_sides: bool = False  # transform the student's features, too, instead of teaching the head transformed ones
 
 
 @dataclass
@@ -234,7 +234,8 @@ class HeadFitConfig:
     tenth of the images of the run. They are the run's first images, and are trained on afterwards.
     """
 
-    enabled: bool | None = None
+    enabled: bool | None = None  # fit them; unset: if the backbone starts from pretrained weights
+    # images to fit on; unset: as many as a regression of that width needs, at most a tenth of the run's
     images: int | None = number(None, at_least=1)
 
 
@@ -242,8 +243,8 @@ class HeadFitConfig:
 class PartitionConfig:
     """(+) A share of every global batch, in whole micro-batches, and the names of its teachers."""
 
-    share: float = number(MISSING, above=0, at_most=1 + 1e-6, hint="All add up to 1.")
-    teachers: list[str] = field(default_factory=list)
+    share: float = number(MISSING, above=0, at_most=1 + 1e-6, hint="All add up to 1.")  # of each global batch
+    teachers: list[str] = field(default_factory=list)  # names of the teachers that see this share
     # side in pixels of the student's view in this partition; unset: dataset.img_size
     img_size: int | None = number(None, at_least=1, at_most=65_536)
     # instead of img_size, sizes to draw from for each micro-batch: {size: probability}, or a list as multi_scales
@@ -254,7 +255,7 @@ class PartitionConfig:
 class StageConfig:
     """(+) One of several consecutive parts of the run: its optimizer steps, and the settings that differ in it."""
 
-    steps: int = number(MISSING, at_least=1)
+    steps: int = number(MISSING, at_least=1)  # optimizer steps of this part
     img_size: int | None = number(None, at_least=1, at_most=65_536)  # student's view; unset: dataset.img_size
     teachers: list[str] = field(default_factory=list)  # teachers of this stage; empty: all
     # the schedule, with its warm-up, restarts at each stage; unset: train.optim.lr
@@ -265,7 +266,7 @@ class StageConfig:
 class MesaConfig:
     """(+) MESA: compare the student's map with that of its moving average on another crop, both layer-normalised."""
 
-    weight: float = number(0.0, at_least=0)
+    weight: float = number(0.0, at_least=0)  # factor of this loss; 0: none
     start_step: int = number(0, at_least=0)  # first global step with this loss
     view: AverageView = AverageView.shifted
 
@@ -274,39 +275,47 @@ class MesaConfig:
 class TeacherConfig:
     """One teacher; an unset field takes the value of the same field of ``distill``."""
 
-    name: str | None = None  # (+) default: from the backbone's type
+    name: str | None = None  # (+) name in section teachers and in every table; default: from the backbone's type
     source: Source = Source.weights  # (+) see distill.scheme
     view: AverageView = AverageView.same  # (+) for source: ema
-    model: ModelConfig = field(default_factory=ModelConfig)
-    pretrained_teacher_model_path: str | None = None
-    ensemble: list[str] = field(
-        default_factory=list
-    )  # (+) several weight files of one backbone; the target is the mean of their features
+    model: ModelConfig = field(default_factory=ModelConfig)  # the teacher's backbone
+    pretrained_teacher_model_path: str | None = None  # file or folder of the teacher's weights on this machine
+    # (+) several weight files of one backbone; the target is the mean of their features
+    ensemble: list[str] = field(default_factory=list)
     loss_type: LossType | None = None
-    loss_lambda: float | None = number(None, at_least=0)
+    loss_lambda: float | None = number(None, at_least=0)  # factor of this teacher's losses
     mode: Mode | None = None
+    # side in pixels of the teacher's view; unset: by match_student_resolution
     input_size: int | None = number(None, at_least=1, at_most=65_536)
+    # TAO's field: the teacher's patch in pixels; only compared with the backbone's
     patch_size: int | None = number(None, at_least=1)
-    match_student_resolution: bool | None = None  # unset: true, or false where input_size is given
+    # the teacher's view has the student's grid; unset: true, or false where input_size is given
+    match_student_resolution: bool | None = None
     upsample_factor: int = number(1, at_least=1)  # 2 or 4 with an adaptor
+    # sizes of the teacher's view to draw from: {size: probability}
     stochastic_resolutions: dict[int, float] = number(dict, at_least=0)
+    # mean of each channel, of values in [0, 1]; unset: dataset.augmentation.mean, else ImageNet's
     norm_mean: list[float] = number(list)
-    norm_std: list[float] = number(list, above=0)
-    summary_loss_weight: float = number(1.0, at_least=0)
-    fd_loss_weight: float = number(1.0, at_least=0)
-    # (+) unset: balanced and similarity
+    norm_std: list[float] = number(list, above=0)  # standard deviation of each channel; unset: as norm_mean
+    summary_loss_weight: float = number(1.0, at_least=0)  # factor of the summary's loss, with mode: combo
+    fd_loss_weight: float = number(1.0, at_least=0)  # factor of the feature map's loss, with mode: combo
+    # (+) loss of the summary, with mode: combo; unset: balanced and similarity
     summary_loss_type: SummaryLoss | None = None
-    spatial_loss_type: SpatialLoss | None = None  # unset: loss_type
+    spatial_loss_type: SpatialLoss | None = None  # loss of the feature map, with mode: combo; unset: loss_type
     # 0: all positions weigh the same; 1: weights follow the teacher's saliency alone
     spatial_focal_weight: float = number(0.0, at_least=0, at_most=1)
+    # exponent of the teacher's saliency in the weights of positions
     spatial_focal_gamma: float = number(1.0, at_least=0)
+    # greatest weight of a position
     spatial_focal_max_weight: float = number(
         4.0, at_least=1, also=(0,), hint="1 is the mean over all positions; 0: no limit."
     )
     extra_losses: list[ExtraLossConfig] = field(default_factory=list)  # (+)
     # index of the student's class token that the head reads; default: a token of its own
     summary_token_idx: int | None = number(None, at_least=0)
-    spatial_mlp_version: str = "v2"  # or attn
+    # form of the head for the feature map: v2, an MLP; or attn, with two ViT blocks first
+    spatial_mlp_version: str = "v2"
+    # residual blocks of the head for the feature map; unset: distill.mlp_num_inner
     spatial_num_inner: int | None = number(None, at_least=0, at_most=100)
     # (+) factor by which the spatial head's map is finer than the student's map (pixel shuffle)
     fd_upsample_factor: int = number(1, at_least=1, at_most=16)
@@ -314,7 +323,7 @@ class TeacherConfig:
     summary_norm_type: TargetNormType | None = None  # (+) transform of the summary; unset: target_norm.type
     adaptor: str | None = None  # featsharp: upsample the teacher's map by upsample_factor
     upsampler_checkpoint: str | None = None  # file written by `train_upsampler`
-    do_upsample: bool = True
+    do_upsample: bool = True  # TAO's field; false: the adaptor has no effect
     # (+) k: the teacher gets k x k of the student's images tiled into one image of input_size
     mosaic: int = number(1, at_least=1, at_most=64)
 
@@ -323,12 +332,12 @@ class TeacherConfig:
 class DistillConfig:
     """Spec section ``distill``."""
 
-    teacher: list[TeacherConfig] = field(default_factory=list)
+    teacher: list[TeacherConfig] = field(default_factory=list)  # the teachers
     scheme: Scheme = Scheme.offline  # (+)
     mesa: MesaConfig = field(default_factory=MesaConfig)  # (+)
-    # (+) unset: KL for class scores, BALANCED and similarity for features
+    # (+) the loss against each teacher; unset: KL for class scores, BALANCED and similarity for features
     loss_type: LossType | None = None
-    loss_lambda: float = number(0.5, at_least=0)
+    loss_lambda: float = number(0.5, at_least=0)  # factor of each teacher's losses
     kl_form: KLForm = KLForm.tao  # (+)
     temperature: float = number(1.0, above=0)  # (+) for KL with kl_form: hinton
     # (+) weight of cross-entropy with labels; images without a label have only distillation losses
@@ -341,21 +350,24 @@ class DistillConfig:
     loss_scale: float = number(1.0, above=0)
     # (+) UNIC's teacher dropping: probability per image of dropping each teacher except the one with the highest loss
     teacher_drop_prob: float = number(0.0, at_least=0, at_most=1)
-    # auto: by loss_type; without one class scores for a student with classes, else combo
+    # what is taught; auto: by loss_type; without one class scores for a student with classes, else combo
     mode: Mode = Mode.auto
     # heads with a hidden layer; unset: linear heads, unless other fields describe hidden layers
     use_mlp: bool | None = None
+    # width of the heads' hidden layers
     mlp_hidden_size: int = number(1024, at_least=1, hint="For a single linear layer set distill.use_mlp: false.")
-    mlp_num_inner: int = number(0, at_least=0, at_most=100)
-    vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)
+    mlp_num_inner: int = number(0, at_least=0, at_most=100)  # residual blocks between a head's first and last layer
+    vitdet: ViTDetConfig = field(default_factory=ViTDetConfig)  # windowed attention during training, for the RADIO ViT
+    # losses between named modules of the teacher and the student
     bindings: list[BindingConfig] = field(default_factory=list)
     # (+) with model.task: detection: factor of the detector's own losses next to the bindings, and whether its decoder
     # and its encoder start from the (first) teacher's weights; of the encoder, those of equal shape
     box_loss_weight: float = number(1.0, at_least=0)
-    decoder_from_teacher: bool = False
+    decoder_from_teacher: bool = False  # the detector's decoder starts from the first teacher's weights
+    # the detector's encoder starts from the first teacher's weights, where shapes are equal
     encoder_from_teacher: bool = False
     binding_form: BindingForm = BindingForm.matched  # (+) with model.task: detection
-    results_dir: str | None = None
+    results_dir: str | None = None  # folder of this task; default: results_dir/distill
     target_norm: TargetNormConfig = field(default_factory=TargetNormConfig)  # (+)
     head_fit: HeadFitConfig = field(default_factory=HeadFitConfig)  # (+)
     # (+) which teachers see which share of every global batch; a teacher in none of them sees everything

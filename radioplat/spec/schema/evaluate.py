@@ -35,7 +35,7 @@ class EvaluationPrecision(str, Enum):
 class ModelEntry:
     """(+) One entry of ``evaluate.models``."""
 
-    name: str = "???"
+    name: str = "???"  # its name in tables and the report
     path: str = "???"  # a checkpoint folder, a .safetensors of `export`, an .onnx or an .engine
     # for a checkpoint; unset: fp32. ONNX files and engines have their own
     precision: EvaluationPrecision | None = None
@@ -45,11 +45,10 @@ class ModelEntry:
 class LinearProbeConfig:
     """(+) ``evaluate.linear_probe``: a linear classifier on frozen summaries of labelled training images."""
 
-    enable: bool = False
+    enable: bool = False  # true: measure it
     weight_decays: list[float] = number(_weight_decays, at_least=0)  # candidates; the best on ``held_out`` is used
-    held_out: float = number(
-        0.2, above=0, below=1
-    )  # share of each class of the training images that selects the weight decay
+    # share of each class of the training images that selects the weight decay
+    held_out: float = number(0.2, above=0, below=1)
     max_iter: int = number(200, at_least=1)  # of L-BFGS, for each weight decay
 
 
@@ -64,11 +63,11 @@ class DecoderKind(str, Enum):
 class LightDecoderConfig:
     """(+) Training of a ``light`` decoder."""
 
-    width: int = number(128, at_least=1)  # channels
-    steps: int = number(400, at_least=1)
-    batch_size: int = number(16, at_least=1)  # maps
+    width: int = number(128, at_least=1)  # channels of its layers
+    steps: int = number(400, at_least=1)  # optimizer steps
+    batch_size: int = number(16, at_least=1)  # maps of a step
     lr: float = number(2e-3, above=0)  # peak of a one-cycle schedule
-    weight_decay: float = number(0.01, at_least=0)
+    weight_decay: float = number(0.01, at_least=0)  # weight decay of AdamW
 
 
 @dataclass
@@ -82,26 +81,26 @@ class MaskedConfig:
     roles: ClassVar[tuple[str, ...]] = ()  # names of the images of a sample: their folder fields without `_dir`
     members: ClassVar[tuple[str, ...]] = ()  # for each image, the text between key and extension in a shard
 
-    masks_dir: str | None = None
+    masks_dir: str | None = None  # folder of the masks of training images
     shards_dir: str | None = None  # instead of the folders
-    num_classes: int = number(0, at_least=0, at_most=255)
+    num_classes: int = number(0, at_least=0, at_most=255)  # number of classes, without pixels that have none
     # mask values of class 0, 1, ...; empty: the value is the class
     class_values: list[int] = number(list, at_least=0, at_most=255)
     # mask value of pixels without a class; null: all pixels have one
     ignore_index: int | None = number(255, at_least=0, at_most=255, hint="null: all pixels have a class.")
-    val_masks_dir: str | None = (
-        None  # unset, without val_shards_dir: ``val_share`` of the images is held out, chosen by name
-    )
-    val_shards_dir: str | None = None
-    val_share: float = number(0.25, above=0, below=1)
+    # folder of the masks of held-out images
+    # unset, without val_shards_dir: ``val_share`` of the images is held out, chosen by name
+    val_masks_dir: str | None = None
+    val_shards_dir: str | None = None  # shards of held-out images
+    val_share: float = number(0.25, above=0, below=1)  # share of the images that is held out
     max_images: int | None = number(None, at_least=2)  # per split; unset: all
     decoder: DecoderKind = DecoderKind.linear
     # views of each training image: first the centre crop, then random crops and flips as in dataset.augmentation
     views: int = number(1, at_least=1)
     weight_decays: list[float] = number(_weight_decays, at_least=0)  # candidates for a linear decoder
     held_out: float = number(0.2, above=0, below=1)  # share of the training images that selects among them
-    max_iter: int = number(200, at_least=1)
-    light: LightDecoderConfig = field(default_factory=LightDecoderConfig)
+    max_iter: int = number(200, at_least=1)  # iterations of the optimizer of a linear decoder
+    light: LightDecoderConfig = field(default_factory=LightDecoderConfig)  # training of a light decoder
 
     @property
     def wanted(self) -> bool:
@@ -116,8 +115,8 @@ class SegmentationConfig(MaskedConfig):
     roles: ClassVar[tuple[str, ...]] = ("images",)
     members: ClassVar[tuple[str, ...]] = ("",)
 
-    images_dir: str | None = None
-    val_images_dir: str | None = None
+    images_dir: str | None = None  # folder of training images
+    val_images_dir: str | None = None  # folder of held-out images
 
 
 @dataclass
@@ -131,18 +130,18 @@ class ChangeConfig(MaskedConfig):
     roles: ClassVar[tuple[str, ...]] = ("before", "after")
     members: ClassVar[tuple[str, ...]] = ("before.", "after.")
 
-    before_dir: str | None = None
-    after_dir: str | None = None
-    num_classes: int = number(2, at_least=0, at_most=255)
-    val_before_dir: str | None = None
-    val_after_dir: str | None = None
+    before_dir: str | None = None  # folder of the earlier images
+    after_dir: str | None = None  # folder of the later images
+    num_classes: int = number(2, at_least=0, at_most=255)  # number of classes; class 0 is no change
+    val_before_dir: str | None = None  # folder of the earlier held-out images
+    val_after_dir: str | None = None  # folder of the later held-out images
 
 
 @dataclass
 class CorrespondenceConfig:
     """(+) ``evaluate.correspondence``: match positions of held-out images with those in a warped copy."""
 
-    enable: bool = False
+    enable: bool = False  # true: measure it
     images: int = number(64, at_least=1)  # number of held-out images, from the first on
     thresholds: list[float] = number(lambda: [0.05, 0.1, 0.2], above=0, at_most=1)  # shares of the image's side
     max_rotation: float = number(30.0, at_least=0, at_most=180)  # degrees, in both directions
@@ -159,6 +158,7 @@ class ZeroShotConfig:
     text_tower: str | None = None  # Hugging Face folder of CLIP or SigLIP, with the tokenizer
     teacher: str | None = None  # teacher whose summary is in the text encoder's space
     class_names: list[str] = field(default_factory=list)  # in label order; empty: the names in the index
+    # sentences for the text encoder; {} is the class name
     templates: list[str] = field(default_factory=lambda: ["a photo of a {}."])
 
 
@@ -166,17 +166,18 @@ class ZeroShotConfig:
 class EvaluateConfig:
     """Spec section ``evaluate``: measure a trained student on ``dataset.val_dataset``."""
 
-    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
+    checkpoint: str | None = None  # checkpoint to read; default: results_dir/distill's (or train's) latest
     # (+) several models instead of the checkpoint, each compared with the first; also as a mapping of names to paths
     models: list[ModelEntry] = field(default_factory=list)
-    results_dir: str | None = None
+    results_dir: str | None = None  # folder of this task; default: results_dir/evaluate
+    # images of a batch; unset: dataset.val_batch_size, else dataset.batch_size
     batch_size: int | None = number(None, at_least=1)
     # encoding processes on this machine, with one GPU each; without GPUs they share the cores
     num_gpus: int = number(1, at_least=1)
-    knn_k: int = number(20, at_least=1)
-    knn_temperature: float = number(0.07, above=0)
+    knn_k: int = number(20, at_least=1)  # neighbours that vote
+    knn_temperature: float = number(0.07, above=0)  # of the weights of votes, exp(similarity / temperature)
     max_images: int | None = number(None, at_least=1)  # (+) per split; unset: all
-    # (+) true: EMA weights; false: plain weights; unset: EMA weights if the checkpoint has them
+    # (+) which weights of a checkpoint; true: the moving average; false: plain ones; unset: the average if it has one
     use_ema: bool | None = None
     baseline: bool = True  # (+) evaluate the untrained student, too
     # (+) number of PCA pictures; for detectors, pictures with boxes
@@ -207,10 +208,10 @@ class EvaluateConfig:
 class InferenceConfig:
     """Spec section ``inference``: use a model on the images of ``dataset.test_dataset.images_dir``."""
 
-    # default: results_dir/distill's (or train's) latest; a checkpoint or an ONNX file
+    # what to read; default: results_dir/distill's (or train's) latest; a checkpoint or an ONNX file
     checkpoint: str | None = None
     trt_engine: str | None = None  # an engine in place of the checkpoint
-    results_dir: str | None = None
+    results_dir: str | None = None  # folder of this task; default: results_dir/inference
     batch_size: int | None = number(None, at_least=1)  # unset: dataset.batch_size
     # boxes with at least this score are drawn and written as KITTI labels; the table has all
     conf_threshold: float = number(0.5, at_least=0, at_most=1)

@@ -45,16 +45,16 @@ class AdaptorTypes(str, Enum):
 class ExportConfig:
     """Spec section ``export``: write a trained student as ONNX, or as weights for other libraries."""
 
-    checkpoint: str | None = None
-    results_dir: str | None = None
-    onnx_file: str | None = None  # default: results_dir/export/student.onnx
-    input_channel: int = number(3, at_least=1)
-    input_width: int | None = number(None, at_least=1, at_most=65_536)  # default: dataset.img_size
-    input_height: int | None = number(None, at_least=1, at_most=65_536)
+    checkpoint: str | None = None  # checkpoint to read; default: results_dir/distill's (or train's) latest
+    results_dir: str | None = None  # folder of this task; default: results_dir/export
+    onnx_file: str | None = None  # file to write; default: results_dir/export/student.onnx
+    input_channel: int = number(3, at_least=1)  # channels of an image; always 3
+    input_width: int | None = number(None, at_least=1, at_most=65_536)  # pixels; default: dataset.img_size
+    input_height: int | None = number(None, at_least=1, at_most=65_536)  # pixels; default: dataset.img_size
     # Minimum: 17; 19 for fp8, and for fp16 next to quantized layers; 21 for int4; 22 for bf16; a lower value is raised.
     # Default: 18, or the one that tensorrt_version reads
     opset_version: int | None = number(None, at_least=1)
-    batch_size: int = number(-1, at_least=-1)  # -1: dynamic
+    batch_size: int = number(-1, at_least=-1)  # fixed batch size of the file; -1: any
     dynamic_resolution: bool = False  # (+) the ONNX file accepts images of any size that is a multiple of the stride
     verbose: bool = False  # show the output of torch's exporter
     # (+) number format of the file: fp32 | fp16 | bf16; of a quantized student, of its other layers. Default:

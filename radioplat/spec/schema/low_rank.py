@@ -12,11 +12,11 @@ from radioplat.spec.schema.retrain import RetrainConfig
 class LowRankConfig:
     """(+) Spec section ``low_rank``; exactly one of ``energy``, ``rank`` and ``ratio`` sets the rank."""
 
-    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
-    results_dir: str | None = None
+    checkpoint: str | None = None  # checkpoint to read; default: results_dir/distill's (or train's) latest
+    results_dir: str | None = None  # folder of this task; default: results_dir/low_rank
     energy: float | None = number(None, above=0, below=1)  # minimum share of the squared singular values to keep
     rank: int | None = number(None, at_least=1)  # number of singular values to keep
     ratio: float | None = number(None, above=0, below=1)  # maximum share of a layer's weights to keep
     include: list[str] = field(default_factory=lambda: ["*"])  # name patterns of backbone layers
-    exclude: list[str] = field(default_factory=list)
-    retrain: RetrainConfig = field(default_factory=RetrainConfig)
+    exclude: list[str] = field(default_factory=list)  # name patterns of layers that stay whole
+    retrain: RetrainConfig = field(default_factory=RetrainConfig)  # training afterwards

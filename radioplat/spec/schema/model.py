@@ -26,14 +26,19 @@ class BackboneConfig:
     """A backbone: TAO's name or any timm model name, and the source of its weights."""
 
     type: str | None = None  # required unless the weights are a radioplat checkpoint, which contains it
-    pretrained_backbone_path: str | None = None
-    freeze_backbone: bool = False
-    # unset: only BatchNorm of pretrained weights that see small micro-batches
+    pretrained_backbone_path: str | None = None  # file or folder of weights on this machine, to start from
+    freeze_backbone: bool = False  # train the heads alone
+    # normalisation layers keep their statistics and weights; unset: only BatchNorm of pretrained weights that see small
+    # micro-batches
     freeze_norm: bool | None = None
+    # channels, height and width of TAO's specs; the size is dataset.img_size
     input_dim: list[int] = number(lambda: [3, 224, 224], at_least=1)
-    output_dim: list[int] = number(list, at_least=1)
+    output_dim: list[int] = number(list, at_least=1)  # [n]: the backbone has a classifier of n classes
+    # TAO's field, which this version does not support
     feature_dim: int | None = number(None, at_least=1)
+    # mean of each channel, of values in [0, 1]; unset: dataset.augmentation.mean
     student_norm_mean: list[float] = number(list)
+    # standard deviation of each channel; unset: dataset.augmentation.std
     student_norm_std: list[float] = number(list, above=0)
     # (+) architecture arguments that override those of `type`: embed_dim, depth, num_heads, ...
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -43,10 +48,12 @@ class BackboneConfig:
     cpe: bool = True  # random crops of the table during training; false: always the whole table, as in evaluation
     cpe_crop: CpeCrop = CpeCrop.area
     position_dropout: float = number(0.0, at_least=0, below=1)  # share of images without positions, in training
-    cpe_num_registers: int | None = number(None, at_least=0)
+    cpe_num_registers: int | None = number(None, at_least=0)  # number of registers of a RADIO ViT
+    # class tokens and registers together are a multiple of this
     register_multiple: int | None = number(None, at_least=1)
     # (+) student only: DropPath rate, and linear layers reparametrized as (gamma / sigma(W)) W
     drop_path: float = number(0.0, at_least=0, below=1)
+    # divide weights of linear layers by their largest singular value, times a learned factor
     spectral_reparam: bool = False
 
 
@@ -70,6 +77,6 @@ class DetectorConfig:
 class ModelConfig:
     """Spec section ``model``."""
 
-    backbone: BackboneConfig = field(default_factory=BackboneConfig)
+    backbone: BackboneConfig = field(default_factory=BackboneConfig)  # the student's backbone
     task: ModelTask = ModelTask.features  # (+)
     detector: DetectorConfig = field(default_factory=DetectorConfig)  # (+)

@@ -71,7 +71,7 @@ class PruneSchedule(str, Enum):
 class SparsityConfig:
     """Zero single weights of linear layers and convolutions, and keep them zero during further training."""
 
-    type: SparsityPattern | None = None
+    type: SparsityPattern | None = None  # pattern of the zeros; unset: none
     amount: float = number(0.5, above=0, below=1)  # share of zero weights; always one half for 2:4
     scope: PruneScope = PruneScope.layer
     exclude: list[str] = field(default_factory=list)  # name patterns of backbone layers to leave unchanged
@@ -81,7 +81,7 @@ class SparsityConfig:
 class PruneBudget:
     """Limits of the pruned backbone as shares of the original; ``amount`` is then searched for."""
 
-    params: float | None = number(None, above=0, below=1)
+    params: float | None = number(None, above=0, below=1)  # share of the parameters
     macs: float | None = number(None, above=0, below=1)  # multiply-accumulates of one image at dataset.img_size
     latency: float | None = number(None, above=0, below=1)  # of its engine for such an image on the pruning machine
 
@@ -90,8 +90,8 @@ class PruneBudget:
 class PruneConfig:
     """Spec section ``prune``."""
 
-    checkpoint: str | None = None  # default: results_dir/distill's (or train's) latest
-    results_dir: str | None = None
+    checkpoint: str | None = None  # checkpoint to read; default: results_dir/distill's (or train's) latest
+    results_dir: str | None = None  # folder of this task; default: results_dir/prune
     mode: PruneMode = PruneMode.amount
     amount: float = number(0.5, at_least=0, below=1)  # share of the channels to remove
     # remove channels whose score is below this share of the highest score in their layer
@@ -100,7 +100,7 @@ class PruneConfig:
     raw_prune_score: RawScore = RawScore.L2
     score: PruneScore = PruneScore.magnitude  # (+)
     scope: PruneScope = PruneScope.layer  # (+)
-    # (+) unset: hidden and heads; none if only sparsity is set
+    # (+) what is cut; unset: hidden and heads; nothing if only sparsity is set
     parts: list[PrunePart] | None = None
     exclude: list[str] = field(default_factory=list)  # (+) patterns of the backbone's layers that are left alone
     # (+) number of blocks to remove: those that change their input least

@@ -35,7 +35,7 @@ class Calibrator(str, Enum):
 class TensorFormat:
     """Format of weights or activations: int8, int4 (weights only), fp8_e4m3fn, or native for float."""
 
-    dtype: str | None = None
+    dtype: str | None = None  # int8 | int4 | fp8_e4m3fn | native; unset: the default of quantize
 
 
 @dataclass
@@ -43,8 +43,8 @@ class LayerRule:
     """Formats of the layers that match a name or class; the last matching rule applies."""
 
     module_name: str = "???"  # pattern of a layer's name, of a parent module's name, or a class (Linear, Conv2d)
-    weights: TensorFormat = field(default_factory=TensorFormat)
-    activations: TensorFormat = field(default_factory=TensorFormat)
+    weights: TensorFormat = field(default_factory=TensorFormat)  # format of the weights
+    activations: TensorFormat = field(default_factory=TensorFormat)  # format of the inputs
 
 
 @dataclass
@@ -52,19 +52,21 @@ class QatConfig:
     """(+) For ``mode: qat``: settings that replace those of section ``train`` while the quantized student trains."""
 
     results_dir: str | None = None  # results folder of the run; default: results_dir/qat
+    # length in epochs; if neither length is set, that of section train
     num_epochs: int | None = number(None, at_least=1)
-    max_steps: int | None = number(None, at_least=1)
-    lr: float | None = number(None, above=0)
+    max_steps: int | None = number(None, at_least=1)  # length in optimizer steps
+    lr: float | None = number(None, above=0)  # learning rate; unset: by train.optim.lr
 
 
 @dataclass
 class QuantizeConfig:
     """Spec section ``quantize``."""
 
-    checkpoint: str | None = None  # (+) default: results_dir/distill's (or train's) latest
+    checkpoint: str | None = None  # (+) checkpoint to read; default: results_dir/distill's (or train's) latest
     model_path: str | None = None  # TAO's name of checkpoint
-    results_dir: str | None = None
+    results_dir: str | None = None  # folder of this task; default: results_dir/quantize
     backend: str = "native"  # native (+) | modelopt.pytorch | modelopt.onnx; torchao: native, for one release
+    # arguments of the backend, by its own names; for modelopt
     backend_kwargs: dict[str, Any] = field(default_factory=dict)
     device: str | None = None  # device for calibration; default: a GPU if there is one
     mode: QuantizeMode = QuantizeMode.ptq
@@ -74,7 +76,7 @@ class QuantizeConfig:
     default_layer_dtype: str | None = None
     # activations where a rule or default names none; unset: fp8 with fp8 weights, else int8; native for weight_only_ptq
     default_activation_dtype: str | None = None
-    layers: list[LayerRule] = field(default_factory=list)
+    layers: list[LayerRule] = field(default_factory=list)  # formats of single layers
     skip_names: list[str] = field(default_factory=list)  # patterns as for module_name; these layers stay float
     per_channel: bool = True  # (+) one weight scale per output channel; false: one per layer
     # (+) inputs of an output channel that share a scale of int4 weights with float activations: 128 or 64; unset: the

@@ -20,10 +20,12 @@ class RetrainMode(str, Enum):
 class RetrainConfig:
     """Length and schedule of a retraining; none if neither ``epochs`` nor ``steps`` is set."""
 
-    epochs: int | None = number(None, at_least=1)
-    steps: int | None = number(None, at_least=1)
+    epochs: int | None = number(None, at_least=1)  # length in epochs
+    steps: int | None = number(None, at_least=1)  # length in optimizer steps
     mode: RetrainMode = RetrainMode.finetune
-    # default: train.optim.lr, for finetune a tenth of it; if that is unset too, by what the student starts from
+    # learning rate; default: train.optim.lr, for finetune a tenth of it; if that is unset too, by what the
+    # student starts
+    # from
     lr: float | None = number(None, above=0)
     rewind_to: str | None = None  # for weight_rewind: an earlier checkpoint of the same run
 

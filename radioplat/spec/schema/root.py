@@ -34,7 +34,7 @@ class Spec:
 
     # (+) tao: fields that are left out have the values with which TAO's trainer runs
     compat: Compat = Compat.radioplat
-    results_dir: str = "results"
+    results_dir: str = "results"  # folder of everything that is written: checkpoints, records, reports
     wandb: WandbConfig = field(default_factory=WandbConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
@@ -50,6 +50,7 @@ class Spec:
     distill: DistillConfig = field(default_factory=DistillConfig)
     train_upsampler: TrainUpsamplerConfig = field(default_factory=TrainUpsamplerConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    # placement and number formats of teachers, by name
     teachers: dict[str, TeacherServiceConfig] = field(default_factory=dict)
     feature_cache: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
     # (+) fields of TAO's that the spec had and that have no effect here, each with the reason; written by the loader

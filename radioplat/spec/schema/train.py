@@ -95,9 +95,9 @@ class SpikeConfig:
     """(+) Loss spikes: a loss above ``factor`` times the median of the last ``window`` accepted steps."""
 
     action: SpikeAction = SpikeAction.none
-    factor: float = number(3.0, above=1)
-    window: int = number(50, at_least=2, at_most=1000)
-    max_rollbacks: int = number(3, at_least=0)
+    factor: float = number(3.0, above=1)  # a loss above so many times the median is a spike
+    window: int = number(50, at_least=2, at_most=1000)  # accepted steps of the median
+    max_rollbacks: int = number(3, at_least=0)  # returns to a checkpoint after which the run ends
 
 
 DEFAULT_LR = 6e-5
@@ -107,20 +107,20 @@ DEFAULT_LR = 6e-5
 class OptimConfig:
     """Optimizer and learning-rate schedule; the schedule is a function of the global step alone."""
 
-    optim: OptimizerName = OptimizerName.adamw
-    # (+) unset: for a taught student by what it starts from, else 6e-5, as in TAO
+    optim: OptimizerName = OptimizerName.adamw  # the update rule
+    # (+) learning rate; unset: for a taught student by what it starts from, else 6e-5, as in TAO
     lr: float | None = number(None, above=0)
-    policy: Policy = Policy.linear
+    policy: Policy = Policy.linear  # learning-rate schedule after the warm-up
     # step: {step_size, gamma} in epochs; multistep: {milestones, gamma} in epochs; cosine, linear: {min_lr};
     # soft_start_annealing: {soft_start, annealing, min_lr}, the first two as shares of the run
     policy_params: dict[str, Any] = field(default_factory=dict)
-    momentum: float = number(0.9, at_least=0)
-    weight_decay: float = number(0.01, at_least=0)
-    betas: list[float] = number(lambda: [0.9, 0.999], at_least=0, below=1)
-    skip_names: list[str] = field(default_factory=list)
-    # (+) unset: a twentieth of the run for a taught student from random weights, else none
+    momentum: float = number(0.9, at_least=0)  # momentum of sgd
+    weight_decay: float = number(0.01, at_least=0)  # none for biases, norms, tokens and position tables
+    betas: list[float] = number(lambda: [0.9, 0.999], at_least=0, below=1)  # of adam, adamw and lamb
+    skip_names: list[str] = field(default_factory=list)  # parts of parameter names without weight decay
+    # (+) epochs of linear warm-up; unset: a twentieth of the run for a taught student from random weights, else none
     warmup_epochs: float | None = number(None, at_least=0)
-    sched_on_updates: bool = True
+    sched_on_updates: bool = True  # change the learning rate at each step; false: between epochs only
     # (+) learning rate of heads and classifiers; default: lr
     projector_lr: float | None = number(None, above=0)
     # (+) epochs at the beginning in which the backbone is frozen and only the heads are trained; unset: none, unless
@@ -146,8 +146,8 @@ class OptimConfig:
 class RegularizerConfig:
     """(+) A penalty on the weights, added to the loss."""
 
-    type: str | None = None  # L1 or L2
-    weight: float = number(0.0, at_least=0)
+    type: str | None = None  # L1: of magnitudes; L2: of squares; unset: no penalty
+    weight: float = number(0.0, at_least=0)  # factor of the penalty
 
     @property
     def power(self) -> int | None:
@@ -167,21 +167,22 @@ class CudnnConfig:
 class TensorboardConfig:
     """TensorBoard event files, written next to status.json."""
 
-    enabled: bool = False
+    enabled: bool = False  # true: write them
 
 
 @dataclass
 class TrainConfig:
     """Spec section ``train``."""
 
-    num_gpus: int = number(1, at_least=1)
-    gpu_ids: list[int] = number(list, at_least=0)
-    num_nodes: int = number(1, at_least=1)
-    seed: int = number(1234, at_least=0)
+    num_gpus: int = number(1, at_least=1)  # training workers on each node; CPU workers where there is no GPU
+    gpu_ids: list[int] = number(list, at_least=0)  # TAO's field: GPUs to use on this machine; empty: any
+    num_nodes: int = number(1, at_least=1)  # nodes with training workers
+    seed: int = number(1234, at_least=0)  # seed of weights, augmentation and dropout
     regularizer: RegularizerConfig = field(default_factory=RegularizerConfig)
     cudnn: CudnnConfig = field(default_factory=CudnnConfig)
+    # length of the run; an epoch of sources has the largest steps_per_epoch, else all images once
     num_epochs: int = number(10, at_least=1)
-    checkpoint_interval: int = number(1, at_least=1)
+    checkpoint_interval: int = number(1, at_least=1)  # epochs or steps between checkpoints
     checkpoint_interval_unit: IntervalUnit = IntervalUnit.epoch
     # (+) also save a checkpoint when the last one is so old. Unset: never; 5 on spot nodes
     checkpoint_minutes: float | None = number(None, above=0, at_most=SECONDS)
@@ -189,24 +190,26 @@ class TrainConfig:
     async_checkpoint: bool = True
     # (+) checkpoints to keep: the newest n (unset: all; 3 on spot nodes), the n with the best score, one every n steps
     keep_last: int | None = number(None, at_least=1)
-    keep_best: int = number(0, at_least=0)
-    keep_every: int | None = number(None, at_least=1)
+    keep_best: int = number(0, at_least=0)  # checkpoints with the best validation score to keep, besides the newest
+    keep_every: int | None = number(None, at_least=1)  # keep one checkpoint every so many steps, besides the newest
     # (+) copy checkpoints to `<checkpoint_dir>/<task>/` too: a folder, s3://... or gs://...
     checkpoint_dir: str | None = None
     # (+) consecutive failed saves after which the run ends
     max_checkpoint_failures: int = number(3, at_least=0)
-    validation_interval: int = number(1, at_least=1)
+    validation_interval: int = number(1, at_least=1)  # epochs between validations
+    # continue from this checkpoint instead of the newest of results_dir
     resume_training_checkpoint_path: str | None = None
-    pretrained_model_path: str | None = None
+    pretrained_model_path: str | None = None  # checkpoint whose weights, heads included, the student starts from
     # (+) true: pretrained weights that do not fit, or parameters without any, are an error instead of a warning
     pretrained_strict: bool = False
     precision: Precision = Precision.auto
     # (+) compute what is fp32 on GPUs as TF32: factors with 10 bits of fraction, sums in fp32. Unset: true, unless the
     # run began without it
     tf32: bool | None = None
+    # largest norm of the gradients of all parameters together
     clip_grad_norm: float = number(2.0, at_least=0, hint="0: no clipping.")
-    enable_ema: bool = False
-    # unset: by the length of the run, over about a tenth of its steps
+    enable_ema: bool = False  # also keep a moving average of the weights, which checkpoints contain
+    # decay of the moving average at each step; unset: by the length of the run, over about a tenth of its steps
     ema_decay: float | None = number(None, at_least=0, below=1, hint="0.998 averages over some 500 steps.")
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -214,7 +217,7 @@ class TrainConfig:
     global_batch_size: int | None = number(None, at_least=1)
     # (+) the run continues with any number of workers in these bounds; default of both: num_gpus * num_nodes
     min_workers: int | None = number(None, at_least=1)
-    max_workers: int | None = number(None, at_least=1)
+    max_workers: int | None = number(None, at_least=1)  # most workers; default: num_gpus * num_nodes
     # (+) seconds after a start before the run pauses to add workers for which the cluster has free resources
     resize_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
     # (+) ddp: for a student whose weights and optimizer states fit each worker
@@ -227,11 +230,12 @@ class TrainConfig:
     threads: int | None = number(None, at_least=1, at_most=1024)
     # (+) which worker gets which micro-batch of a step: in turn, or by what each costs
     dealing: Dealing = Dealing.cost
+    # DeepSpeed's ZeRO stage: what is divided among workers, 1 optimizer states, 2 gradients, 3 weights
     zero_stage: int = number(0, at_least=0, at_most=3)
-    offload: bool = False
-    grad_checkpointing: bool = False
-    compile: bool = False
-    max_steps: int | None = number(None, at_least=1)
+    offload: bool = False  # keep optimizer states in host memory
+    grad_checkpointing: bool = False  # compute activations again in the backward pass, to save memory
+    compile: bool = False  # run student and losses through torch.compile
+    max_steps: int | None = number(None, at_least=1)  # end after so many optimizer steps, if num_epochs would take more
     # (+) DAMP: standard deviation of the multiplicative noise on the student's weights during training
     damp: float = number(0.0, at_least=0, at_most=1)
     # (+) accept a sample order that differs from the checkpoint's, and start at its beginning

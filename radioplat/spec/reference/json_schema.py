@@ -1,0 +1,83 @@
+"""The spec as a JSON schema (draft 2020-12), by which editors complete and check a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from enum import Enum
+from typing import Any
+
+from radioplat.spec.import_paths import IMPORT_PATH, NameOrImportPath
+from radioplat.spec.loading.fields import strip_optional
+from radioplat.spec.ranges import Range
+from radioplat.spec.reference.fields import ITEM, KEY, REQUIRED, Field, all_fields
+from radioplat.spec.schema.root import Spec
+
+_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+# An interpolation, or a number or truth value that radioplat decides.
+_LATER = {"type": "string", "pattern": r"^auto$|\$\{|^\?\?\?$"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema of a spec file. TAO's other names of fields, which the loader accepts, are not in it."""
+    definitions: dict[str, Any] = {}
+    top = _section(Spec, "", definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A spec of radioplat",
+        **top,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _section(section: type, path: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return a reference to the definition of a section, which is made where it is missing."""
+    if section.__name__ not in definitions:
+        definitions[section.__name__] = {}  # holds the place in the order
+        names = [field.name for field in dataclasses.fields(section)]
+        fields = {name: all_fields()[f"{path}.{name}" if path else name] for name in names}
+        properties = {name: _property(field, definitions) for name, field in fields.items()}
+        definitions[section.__name__] = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {"$ref": f"#/$defs/{section.__name__}"}
+
+
+def _property(field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
+    kind = strip_optional(field.kind)
+    text = {"description": field.text} if field.text else {}
+    nothing = [{"type": "null"}]
+    if field.is_section:
+        return {**text, "anyOf": [_section(kind, field.path, definitions), *nothing]}
+    default = {} if field.default == REQUIRED else {"default": field.default}
+    optional = kind is not field.kind
+    return {**text, **default, "anyOf": [_of_kind(kind, field, definitions), _LATER, *(nothing if optional else [])]}
+
+
+def _of_kind(kind: Any, field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return {}
+    if origin in (list, dict):
+        inner, below = args[-1], field.path + (ITEM if origin is list else f".{KEY}")
+        is_section = dataclasses.is_dataclass(inner)
+        entry = _section(inner, below, definitions) if is_section else _of_kind(inner, field, definitions)
+        return (
+            {"type": "array", "items": entry} if origin is list else {"type": "object", "additionalProperties": entry}
+        )
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        words = {"enum": list(kind.__members__)}
+        own = {"type": "string", "pattern": f"^{IMPORT_PATH.pattern}$"}
+        return {"anyOf": [words, own]} if issubclass(kind, NameOrImportPath) else words
+    return {"type": _TYPES[kind], **_bounds(field.limits if kind in (int, float) else None)}
+
+
+def _bounds(limits: Range | None) -> dict[str, Any]:
+    """Return the bounds of a number; none where values outside of them are valid, too."""
+    if limits is None or limits.also:
+        return {}
+    bounds = {
+        "minimum": limits.at_least,
+        "exclusiveMinimum": limits.above,
+        "maximum": limits.at_most,
+        "exclusiveMaximum": limits.below,
+    }
+    return {name: bound for name, bound in bounds.items() if bound is not None}
