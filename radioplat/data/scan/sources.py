@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,14 +95,31 @@ def _list_source(
     except (FileNotFoundError, NotADirectoryError) as error:
         is_there = isinstance(error, NotADirectoryError)
         problem = f"is {not_a_file(root) or 'a file'}, not a folder" if is_there else "does not exist"
-        raise DataError(f"the folder {root} {problem}", where=field, hint="Name the folder of the data.") from None
+        raise DataError(f"the folder {root} {problem}", where=field, hint=_hint(root, kind)) from None
     except OSError as error:
         where = error.filename or root
         raise DataError(f"the folder {where} cannot be read: {error.strerror}", where=field) from None
     if not files:
         files_of = "tar shard (**/*.tar)" if kind == "tar" else f"image ({', '.join(sorted(IMAGE_EXTENSIONS))})"
-        raise DataError(f"the folder {root} contains no {files_of}", where=field)
+        raise DataError(f"the folder {root} contains no {files_of}", where=field, hint=_hint(root, kind))
     return SourceFiles(field, root, kind, scale, files, extension)
+
+
+def _hint(root: str, kind: Literal["tar", "image"]) -> str:
+    """Return advice: other programs name shards one by one or by a pattern, or take a folder of images."""
+    before, pattern, _ = re.split(r"([{*]|$)", root, maxsplit=1)
+    if pattern or _is_tar(root):
+        return f"Name the folder of the shards, {before.rpartition('/')[0] or '/'}: all below it are read."
+    if kind == "tar" and _has_images(root):
+        return f"It contains images: `radioplat pack {root} SHARDS` writes shards of them; or name it in images_dir."
+    return "Name the folder of the data."
+
+
+def _has_images(root: str) -> bool:
+    try:
+        return bool(list_files(root, _is_image))
+    except OSError:
+        return False
 
 
 def _is_tar(name: str) -> bool:

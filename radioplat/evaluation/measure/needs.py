@@ -30,16 +30,17 @@ def missing(spec: Spec, inputs: Inputs) -> list[Problem]:
 
 
 def metric_facts(spec: Spec) -> list[str]:
-    """Return lines about the requested metrics, then a line for each other metric with the field that requests it."""
+    """Return lines about the requested metrics, then one about the others."""
     config = spec.evaluate
     facts = [fact for metric in METRICS if metric.requested(config) for fact in metric.facts(spec)]
     return [*facts, *not_requested(spec)]
 
 
 def not_requested(spec: Spec) -> list[str]:
-    """Return a line for each metric that the spec leaves out: its name and the field that requests it."""
+    """Return a line with the metrics that the spec leaves out and the fields that request them; none if it has all."""
     unused = [option for metric in METRICS for option in metric.unused_options(spec.evaluate)]
-    return [f"{name}: not asked for; give evaluate.{field}" for name, field in unused]
+    listed = ", ".join(f"{name} (evaluate.{field})" for name, field in unused)
+    return [f"not asked for: {listed}"] if unused else []
 
 
 def _processes(spec: Spec) -> Iterator[Problem]:

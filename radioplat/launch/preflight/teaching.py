@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from radioplat.common.listing import first_few
@@ -214,4 +215,5 @@ def devices(preflight: Preflight) -> None:
         count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         fact = f"no GPU here: {count} CPU worker(s) instead of train.num_gpus={spec.train.num_gpus}"
         preflight.facts["device"] = fact
-    preflight.facts["decode"] = f"{spec.dataset.workers * most} decode task(s) on {resources.cpus:g} CPUs"
+    cpus = f" on {resources.cpus:g} CPUs" if math.isfinite(resources.cpus) else ""  # a cluster that was not asked
+    preflight.facts["decode"] = f"{spec.dataset.workers * most} decode task(s){cpus}"

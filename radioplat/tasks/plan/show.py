@@ -8,11 +8,13 @@ from radioplat.tasks.plan.findings import Plan
 
 
 def show(plan: Plan) -> None:
-    """Print a plan.
+    """Print a plan, its problems first.
 
     Raises:
-        SpecError: with every problem, after the rest was printed.
+        SpecError: it has problems, which were printed.
     """
+    if plan.problems:
+        terminal.show_error(SpecError(*plan.problems))
     if plan.models:
         terminal.show_table(
             "models",
@@ -47,6 +49,6 @@ def show(plan: Plan) -> None:
         terminal.say(f"{name}: {fact}")
     for warning in plan.warnings:
         terminal.say(f"warning: {warning}")
-    if plan.problems:
-        raise SpecError(*plan.problems)
+    if count := len(plan.problems):
+        raise SpecError(f"this run cannot start: {count} problem{'s' * (count > 1)}, printed above the tables")
     terminal.say("this run can start")

@@ -56,3 +56,26 @@ def test_an_images_folder(tmp_path):
     assert source.kind == "image" and [f.name for f in source.files] == ["cat/1.jpg", "dog/2.PNG"]
     with pytest.raises(DataError, match="d.images_dir"):
         list_shards(SplitConfig(images_dir=str(tmp_path / "gone")), "d")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("shards/{000..003}.tar", "Name the folder of the shards, {}/shards: all below it are read"),
+        ("shards/a-*.tar", "Name the folder of the shards, {}/shards: all below it are read"),
+        ("shards/a.tar", "Name the folder of the shards, {}/shards: all below it are read"),
+        (
+            "pictures",
+            "It contains images: `radioplat pack {}/pictures SHARDS` writes shards of them; or name it in images_dir",
+        ),
+        ("nothing", "Name the folder of the data"),
+    ],
+)
+def test_what_other_programs_take_for_shards_is_answered_with_what_to_name(tmp_path, name, hint):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "a.tar").write_bytes(b"x")
+    (tmp_path / "pictures" / "cat").mkdir(parents=True)
+    (tmp_path / "pictures" / "cat" / "1.jpg").write_bytes(b"x")
+    with pytest.raises(DataError) as caught:
+        list_shards(SplitConfig(tar_data_sources=[TarSource(str(tmp_path / name))]), "d")
+    assert caught.value.problems[0].hint == hint.format(tmp_path) + "."

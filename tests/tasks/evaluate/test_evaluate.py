@@ -221,9 +221,9 @@ def test_metrics_do_not_disturb_each_other(everything, base, tmp_path):
         for kind in ("summary", "spatial"):
             one, other = (x.fidelity[student]["clip"][kind] for x in (found, everything))
             assert one.centered == pytest.approx(other.centered, abs=1e-6) and one.cka is None
-    assert len(found.findings.absent) == 7
+    assert len(found.findings.absent) == 1
     page = found.report.read_text(encoding="utf-8")
-    assert "linear probe: not asked for; give evaluate.linear_probe.enable" in page
+    assert "linear probe (evaluate.linear_probe.enable)" in page
 
 
 def test_knn_at_a_resolution_is_that_of_an_evaluation_there(everything, base, tmp_path):
@@ -279,7 +279,7 @@ def flat(base: dict) -> str:
 def test_a_good_spec_passes_and_says_what_it_will_measure(base, tmp_path):
     found = plan(load_spec(changed(base, tmp_path, {"evaluate.resolutions": []})))
     assert not found.problems
-    assert "give evaluate.resolutions" in found.facts["evaluation"]
+    assert "(evaluate.resolutions)" in found.facts["evaluation"]
     assert "linear_probe" not in found.facts["evaluation"]
     assert "segmentation: 9 training and 3 held-out masks; change: 8 training" in found.facts["evaluation"]
     assert "left out 1 no_mask (007)" in found.facts["evaluation"]
