@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _RUN = "Give the results_dir of a run, or the folder of one task in it."
-_WEIGHTS = "Give the path of weights on this machine; nothing is downloaded."
+_WEIGHTS = "Give the path of weights on this machine; or fetch them: radioplat weights fetch -h."
 
 
 def read_spec(args: argparse.Namespace) -> Spec:
@@ -304,6 +304,17 @@ def weights_convert(args: argparse.Namespace) -> None:
     from radioplat.models.weights.layouts import convert_weights
 
     show(*convert_weights(file, args.out))
+
+
+def weights_fetch(args: argparse.Namespace) -> None:
+    """Download weights (hf://ORG/NAME[@REVISION], timm:NAME, https://...), and pin their hashes in a lock file."""
+    from radioplat.cli.show_weights import show_fetched
+    from radioplat.tasks.weights.fetch import addresses_of, fetch
+
+    addresses = [*args.addresses, *(addresses_of(Path(args.spec)) if args.spec else ())]
+    with terminal.counting("bytes") as count:
+        for fetched in fetch(addresses, lock=args.lock, sha256=args.sha256, update=args.update, progress=count):
+            show_fetched(fetched)
 
 
 def teachers_check(args: argparse.Namespace) -> None:

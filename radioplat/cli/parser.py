@@ -117,6 +117,16 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", nargs="?", help="default: the same path with the ending .safetensors")
 
 
+def _fetch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("addresses", nargs="*", metavar="ADDRESS", help="default: all that the lock file has")
+    parser.add_argument("-e", "--experiment_spec_file", dest="spec", metavar="SPEC", help="also those in this spec")
+    parser.add_argument("--sha256", default="", metavar="HEX", help="of the file at an https address")
+    parser.add_argument(
+        "--lock", metavar="FILE", help="default: RADIOPLAT_WEIGHTS_LOCK, else weights.lock.json in this folder"
+    )
+    parser.add_argument("--update", action="store_true", help="pin what the addresses stand for now")
+
+
 def _migrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="SPEC", help="a spec of TAO's, a YAML file")
     parser.add_argument("out", nargs="?", help="the new file; default: SPEC with _radioplat at the end of its name")
@@ -164,8 +174,9 @@ TASKS = {
 GROUPS = {  # commands of two words: first word, help text, commands by the second word
     "show": ("Show the data of a run.", {"data": Command(commands.show_data, _batches)}),
     "weights": (
-        "Inspect or convert a checkpoint file.",
+        "Fetch, inspect or convert weights.",
         {
+            "fetch": Command(commands.weights_fetch, _fetch),
             "inspect": Command(commands.weights_inspect, _inspect),
             "convert": Command(commands.weights_convert, _convert),
         },

@@ -39,8 +39,8 @@ def show_table(title: str, columns: list[str], rows: list[list[str]], note: str 
 
 
 def say(line: str) -> None:
-    """Print a line on stdout."""
-    _stdout().print(shown(line), markup=False)
+    """Print a line on stdout, without breaks: it may have a path or a command to copy."""
+    _stdout().print(shown(line), markup=False, soft_wrap=True)
 
 
 def note(line: str) -> None:

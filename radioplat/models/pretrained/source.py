@@ -79,7 +79,7 @@ def read_source(
     else:
         contents = read_radio(path, where, shapes_only)
         if contents is None:
-            hint = "Give the path of local weights; nothing is downloaded."
+            hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
             raise WeightsError(f"no such file: {path}", where=where, hint=hint)
         if is_radio(contents.tensors):
             source = _of_radio(split_radio(contents, str(path), where, num_heads))

@@ -41,7 +41,7 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     if path.is_dir():
         path = path / "student.safetensors"
     if not path.exists():
-        hint = "Give the path of local weights; nothing is downloaded."
+        hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
         raise WeightsError(f"no such file: {path}", where=where, hint=hint)
     tensors = read_checkpoint(path, where).tensors
     require_finite(tensors, path, where)
@@ -77,7 +77,7 @@ def read_checkpoint(
     """
     path = Path(path)
     if not path.is_file():
-        hint = "Give the path of local weights; nothing is downloaded."
+        hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
         raise WeightsError(f"no such file: {path}", where=where, hint=hint)
     if path.suffix == ".safetensors":
         return _read_safetensors(path, where, shapes_only, only)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from radioplat.errors import Problem
+from radioplat.spec.loading.weights_fields import value_of, weights_fields
 from radioplat.spec.schema.root import Spec
 
 _RAY_COPY = "working_dir_files"  # folder of a Ray session with such copies
@@ -48,16 +49,10 @@ def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
     yield "feature_cache.dir", spec.feature_cache.dir
     yield "train.checkpoint_dir", spec.train.checkpoint_dir
     yield "distill.target_norm.path", spec.distill.target_norm.path
-    yield "model.backbone.pretrained_backbone_path", spec.model.backbone.pretrained_backbone_path
-    yield "train.pretrained_model_path", spec.train.pretrained_model_path
     yield "train.resume_training_checkpoint_path", spec.train.resume_training_checkpoint_path
-    for i, teacher in enumerate(spec.distill.teacher):
-        yield f"distill.teacher[{i}].pretrained_teacher_model_path", teacher.pretrained_teacher_model_path
-        yield f"distill.teacher[{i}].upsampler_checkpoint", teacher.upsampler_checkpoint
-        for j, path in enumerate(teacher.ensemble):
-            yield f"distill.teacher[{i}].ensemble[{j}]", path
     for path, config in (("segmentation", spec.evaluate.segmentation), ("change", spec.evaluate.change)):
         for name in (*config.roles, "masks", "shards"):
             for field in (f"{name}_dir", f"val_{name}_dir"):
                 yield f"evaluate.{path}.{field}", getattr(config, field)
-    yield "evaluate.zero_shot.text_tower", spec.evaluate.zero_shot.text_tower
+    for field, holder, member in weights_fields(spec):
+        yield field, value_of(holder, member)

@@ -27,6 +27,7 @@ from radioplat.spec.loading.plain_tree import get
 from radioplat.spec.loading.tao_detectors import accept_detectors
 from radioplat.spec.loading.tao_fields import accept_tao_fields
 from radioplat.spec.loading.tao_objective import accept_tao_objective
+from radioplat.spec.loading.weights_fields import use_local_weights
 from radioplat.spec.ranges import range_problems
 from radioplat.spec.resolved.image_extension import extension_problems
 from radioplat.spec.resolved.image_sizes import scale_problems
@@ -42,7 +43,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
 
     Returns:
         A tree of dataclasses whose values are valid one by one; contradictions between fields are found by
-        ``radioplat.spec.checks``.
+        ``radioplat.spec.checks``. Addresses of weights (``hf://org/name``) are the paths of what was fetched.
 
     Raises:
         SpecError: with one problem for each unknown, missing or mistyped field, or for each value out of its range.
@@ -65,7 +66,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         spec = _merged(tree)
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
-    problems = [*scale_problems(spec), *range_problems(spec), *extension_problems(spec)]
+    problems = [*scale_problems(spec), *range_problems(spec), *extension_problems(spec), *use_local_weights(spec)]
     if problems:
         raise SpecError(*_located(problems, name))
     return spec

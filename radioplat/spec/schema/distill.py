@@ -279,7 +279,9 @@ class TeacherConfig:
     source: Source = Source.weights  # (+) see distill.scheme
     view: AverageView = AverageView.same  # (+) for source: ema
     model: ModelConfig = field(default_factory=ModelConfig)  # the teacher's backbone
-    pretrained_teacher_model_path: str | None = None  # file or folder of the teacher's weights on this machine
+    pretrained_teacher_model_path: str | None = (
+        None  # file or folder of the teacher's weights, or the address of fetched ones
+    )
     # (+) several weight files of one backbone; the target is the mean of their features
     ensemble: list[str] = field(default_factory=list)
     loss_type: LossType | None = None

@@ -26,7 +26,9 @@ class BackboneConfig:
     """A backbone: TAO's name or any timm model name, and the source of its weights."""
 
     type: str | None = None  # required unless the weights are a radioplat checkpoint, which contains it
-    pretrained_backbone_path: str | None = None  # file or folder of weights on this machine, to start from
+    pretrained_backbone_path: str | None = (
+        None  # file or folder of weights to start from, or the address of fetched ones
+    )
     freeze_backbone: bool = False  # train the heads alone
     # normalisation layers keep their statistics and weights; unset: only BatchNorm of pretrained weights that see small
     # micro-batches

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from radioplat.cluster.resources import Resources
 from radioplat.design.memory import parameter_bytes
 from radioplat.design.models import Models
-from radioplat.errors import RadioplatError
+from radioplat.errors import Problem, RadioplatError
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.preflight.teaching import ROLES, backbone_parameters
 from radioplat.models.detectors.base import Detector
+from radioplat.spec.loading.weights_fields import value_of, weights_fields
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
 from radioplat.spec.resolved.zero import sharding
@@ -19,6 +20,7 @@ from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
+from radioplat.spec.weights.local import hash_problems
 from radioplat.tasks.plan.accepts import accepted_tasks
 from radioplat.tasks.plan.findings import ModelLine, Plan, SourceLine
 from radioplat.tasks.plan.planned_task import next_task, trained_by
@@ -40,13 +42,20 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
     preflight = Preflight(spec, task, folder, Level.plan, warnings=notes, facts={"task": why} if why else {})
     take_steps(preflight)
     return Plan(
-        problems=list(dict.fromkeys(preflight.problems)),
+        problems=list(dict.fromkeys([*preflight.problems, *_changed_weights(spec)])),
         warnings=[*preflight.start_notes, *preflight.warnings],
         models=list(_model_lines(preflight)),
         sources=list(_source_lines(preflight)),
         tasks=accepted_tasks(preflight.models.architecture) if preflight.models else [],
         facts=preflight.facts,
     )
+
+
+def _changed_weights(spec: Spec) -> Iterator[Problem]:
+    """Yield a problem for each file of fetched weights that is not the one of the lock file."""
+    for where, holder, name in weights_fields(spec):
+        if path := value_of(holder, name):
+            yield from hash_problems(path, where)
 
 
 def _source_lines(preflight: Preflight) -> Iterator[SourceLine]:

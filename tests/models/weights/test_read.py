@@ -73,7 +73,7 @@ def test_safetensors_and_a_checkpoint_folder(tmp_path):
 
 
 def test_missing_file(tmp_path):
-    assert "nothing is downloaded" in refused(tmp_path / "no.pth")
+    assert "radioplat weights fetch hf:" in refused(tmp_path / "no.pth")
     assert "student.safetensors" in refused(tmp_path)
 
 

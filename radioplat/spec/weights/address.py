@@ -1,0 +1,63 @@
+"""The address of weights: a repository of the Hugging Face hub, a model of timm, or a file of a web server."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from radioplat.errors import SpecError
+
+HUB, TIMM = "hf://", "timm:"
+_FORMS = "hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE, timm:NAME or https://SERVER/FILE"
+_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+?))?(?:/([\w./-]+))?")
+
+
+class Kind(str, Enum):
+    """Where weights come from."""
+
+    hub = "hub"
+    timm = "timm"
+    url = "url"
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address.
+
+    Attributes:
+        text: as the user wrote it; the key in the lock file.
+        repository: on the hub, ``org/name``; the name of timm's model; else empty.
+        revision: branch, tag or commit of the repository; empty for the newest.
+        file: of the repository, or the last part of a URL; empty for the whole repository.
+    """
+
+    text: str
+    kind: Kind
+    repository: str = ""
+    revision: str = ""
+    file: str = ""
+
+
+def is_address(text: str | None) -> bool:
+    """Return whether ``text`` is an address, not a path."""
+    return bool(text) and str(text).startswith((HUB, TIMM, "https://", "http://"))
+
+
+def parse_address(text: str, where: str = "") -> Address:
+    """Read an address.
+
+    Args:
+        where: field of the spec, for messages; default: the text.
+
+    Raises:
+        SpecError: it has none of the forms.
+    """
+    if text.startswith(TIMM) and text.removeprefix(TIMM):
+        return Address(text, Kind.timm, text.removeprefix(TIMM).removeprefix("timm/"))
+    if text.startswith(("https://", "http://")) and (file := text.partition("?")[0].rpartition("/")[2]):
+        return Address(text, Kind.url, file=file)
+    if matched := _HUB.fullmatch(text):
+        repository, revision, file = matched.groups()
+        return Address(text, Kind.hub, repository, revision or "", file or "")
+    raise SpecError("this is no address of weights", where=where or text, hint=f"Give {_FORMS}, or a path.")

@@ -1,0 +1,98 @@
+"""Files of the Hugging Face hub, through its own client: its cache, tokens, progress and resumption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from radioplat.errors import WeightsError
+from radioplat.spec.weights.address import Address
+from radioplat.spec.weights.local import folder_of, sha256
+from radioplat.spec.weights.lock import Entry, Pin
+
+_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt")  # of two formats with all weights only the first is fetched
+_BESIDE = (".json", ".txt", ".model", ".py")  # configuration, preprocessing, tokenizer, a model's own code
+
+
+def fetch_repository(address: Address, pinned: Entry | None) -> Entry:
+    """Download the files of a repository that are not in the cache yet.
+
+    Args:
+        pinned: its commit and files are fetched; None for the newest commit, or the address's revision.
+
+    Raises:
+        WeightsError: see :func:`radioplat.tasks.weights.fetch.fetch`.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    where = address.text
+    try:
+        if pinned:
+            revision, names, value = pinned.revision, list(pinned.files), pinned.value
+        else:
+            info = HfApi().model_info(address.repository, revision=address.revision or None)
+            names = _files([each.rfilename for each in info.siblings or ()], address)
+            revision, value = str(info.sha), address.file or _value(info, names)
+        snapshot_download(address.repository, revision=revision, allow_patterns=names)
+    except Exception as error:  # the client raises many kinds, of three libraries
+        if (problem := _problem(error, address, pinned)) is None:
+            raise
+        raise problem from None
+    folder = folder_of(Entry(address.repository, revision))
+    if absent := [name for name in names if not (folder / name).is_file()]:
+        raise WeightsError(f"{', '.join(absent)} is not in the repository at commit {revision[:12]}", where=where)
+    pins = {name: Pin(sha256(folder / name), (folder / name).stat().st_size) for name in sorted(names)}
+    return Entry(address.repository, revision, value, pins)
+
+
+def _files(names: Sequence[str], address: Address) -> list[str]:
+    """Return the files to fetch of those that a repository has.
+
+    Raises:
+        WeightsError: it has no weights, or not the file of the address.
+    """
+    if address.file:
+        if address.file not in names:
+            there = ", ".join(name for name in names if name.endswith(_WEIGHTS)) or "no weights"
+            raise WeightsError(f"the repository has no {address.file}; it has {there}", where=address.text)
+        return [address.file]
+    weights = next((named for end in _WEIGHTS if (named := [n for n in names if n.endswith(end)])), [])
+    if not weights:
+        hint = "Name a file of it: hf://ORG/NAME/FILE."
+        raise WeightsError(f"the repository has no weights ({', '.join(_WEIGHTS)})", where=address.text, hint=hint)
+    return [*weights, *(name for name in names if name.endswith(_BESIDE))]
+
+
+def _value(info: Any, names: Sequence[str]) -> str:
+    """Return the file that a spec means: the weights, if the repository is one of timm's models; else the folder."""
+    single = "model.safetensors"
+    return single if getattr(info, "library_name", None) == "timm" and single in names else ""
+
+
+def _problem(error: Exception, address: Address, pinned: Entry | None) -> WeightsError | None:
+    """Return the message for an error of the hub's client; None for one that is no problem of hub or network."""
+    from huggingface_hub import constants, errors
+
+    where, repository = address.text, address.repository
+    if isinstance(error, WeightsError):
+        return error
+    if isinstance(error, errors.GatedRepoError):
+        hint = f"Accept its licence on {constants.ENDPOINT}/{repository}, and set HF_TOKEN to a token of that account."
+        return WeightsError("the repository is gated", where=where, hint=hint)
+    if isinstance(error, errors.RevisionNotFoundError):
+        return WeightsError(f"the repository {repository} has no revision {address.revision}", where=where)
+    if isinstance(error, errors.RepositoryNotFoundError):
+        hint = "Check the name; for a private one set HF_TOKEN."
+        return WeightsError(f"there is no repository {repository}, or it is private", where=where, hint=hint)
+    if constants.HF_HUB_OFFLINE or isinstance(error, (OSError, errors.HfHubHTTPError)) or _of_network(error):
+        folder = folder_of(Entry(repository, pinned.revision if pinned else "COMMIT"))
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else " ".join(str(error).split())[:200]
+        hint = (
+            f"Run the same command where there is a network, and copy {folder.parents[1]} and the lock file from there."
+        )
+        return WeightsError(f"the hub {constants.ENDPOINT} cannot be reached: {reason}", where=where, hint=hint)
+    return None
+
+
+def _of_network(error: Exception) -> bool:
+    return type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3"))
