@@ -6,7 +6,8 @@ same.
 
 The last line on stdout is one JSON object of means over the seeds: ``knn_kept`` and ``int8_knn_kept`` (kNN accuracy of
 the student and of its INT8 engine over the teacher's), ``knn_gain_over_start`` (over the pruned network before it is
-taught, in accuracy), ``macs_ratio`` (multiply-accumulates of the student over the teacher's at the same image size),
+taught, in accuracy), the same three with ``index`` for ``knn`` (held-out crops encoded by the student, training crops
+by the teacher), ``macs_ratio`` (multiply-accumulates of the student over the teacher's at the same image size),
 ``bytes_ratio`` (file of the INT8 engine over the fp32 weights of lite0, the better teacher and the smaller one),
 ``latency_ratio`` and ``latency_ratio_float`` (INT8 engine over the engine of the teacher and over the student's own
 float one, one image), ``seconds`` (of the whole command), and ``seeds``: all figures of each.
@@ -55,6 +56,9 @@ def figures(home: Path, seed: int) -> dict[str, float]:
         "knn_kept": rows[STUDENT]["knn"] / teacher,
         "knn_gain_over_start": rows[STUDENT]["knn"] - rows[START]["knn"],
         "int8_knn_kept": rows[INT8]["knn"] / teacher,
+        "index_kept": rows[STUDENT]["shared_index"] / teacher,
+        "index_gain_over_start": rows[STUDENT]["shared_index"] - rows[START]["shared_index"],
+        "int8_index_kept": rows[INT8]["shared_index"] / teacher,
         "macs_ratio": cut["after"]["macs"] / cut["before"]["macs"],
         "bytes_ratio": rows[INT8]["bytes"] / weights.stat().st_size,
         "latency_ratio": rows[INT8]["milliseconds"] / rows[TEACHER]["milliseconds"],
@@ -64,6 +68,9 @@ def figures(home: Path, seed: int) -> dict[str, float]:
         "knn_start": rows[START]["knn"],
         "knn_student": rows[STUDENT]["knn"],
         "knn_int8": rows[INT8]["knn"],
+        "index_start": rows[START]["shared_index"],
+        "index_student": rows[STUDENT]["shared_index"],
+        "index_int8": rows[INT8]["shared_index"],
     }
     return {name: round(value, 4) for name, value in found.items()}
 

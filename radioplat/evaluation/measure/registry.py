@@ -12,6 +12,7 @@ from radioplat.evaluation.metrics.linear_probe import LinearProbe
 from radioplat.evaluation.metrics.metric import Metric
 from radioplat.evaluation.metrics.own_metrics import OwnMetrics
 from radioplat.evaluation.metrics.resolution_agreement import ResolutionAgreement
+from radioplat.evaluation.metrics.shared_index import SharedIndex
 from radioplat.evaluation.metrics.zero_shot import ZeroShot
 
 METRICS: tuple[type[Metric], ...] = (
@@ -24,6 +25,7 @@ METRICS: tuple[type[Metric], ...] = (
     Change,
     Correspondence,
     ZeroShot,
+    SharedIndex,
     FeatureSimilarity,
     OwnMetrics,
 )

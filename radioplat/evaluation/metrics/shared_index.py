@@ -1,0 +1,34 @@
+"""kNN with the index of another model: can a model take its place without all images being encoded again?
+
+Shen et al. 2020 (arXiv 2003.11942) call features of which this is true backward compatible, and measure them so
+(section 3.2): queries by the new model, the gallery by the old one.
+"""
+
+from __future__ import annotations
+
+from radioplat.evaluation.metrics.knn import KnnResult, knn_accuracy
+from radioplat.evaluation.metrics.metric import Metric
+
+
+class SharedIndex(Metric):
+    """A :class:`KnnResult` for each listed model whose summaries have the width of ``setup.reference``'s.
+
+    Training images are encoded by the reference, held-out images by the model. The reference's own result is its kNN.
+    """
+
+    name = figure = row = "shared_index"
+    score = "top1"
+    column = "kNN in the first one's index, %"
+
+    def result(self) -> dict[str, KnnResult]:
+        """Compute the result of each model; none without labels, or for a single model."""
+        training, queries, config = self.setup.training, self.setup.held_out, self.setup.spec.evaluate
+        if self.setup.reference is None or not (training.labelled and queries.labelled):
+            return {}
+        options = {"k": config.knn_k, "temperature": config.knn_temperature, "search": self.setup.search}
+        index = training.of(self.setup.reference)
+        return {
+            name: knn_accuracy(index, training.labels, queries.of(name), queries.labels, **options)
+            for name, model in self.setup.models.items()
+            if model.heads is not None and queries.of(name).shape[1] == index.shape[1]
+        }
