@@ -122,7 +122,8 @@ def headline(rows: list[ModelRow], macs: dict[str, float]) -> str:
         f"With {macs[STUDENT] / macs[TEACHER]:.0%} of its teacher's multiply-accumulates the student keeps "
         f"{knn[STUDENT] / whole:.0%} of the teacher's kNN accuracy, in INT8 {knn[INT8] / whole:.0%}; "
         f"before it was taught it had {knn[START] / whole:.0%}. In the teacher's own index, whose images are not "
-        f"encoded again, it keeps {shared[STUDENT] / whole:.0%}; before it was taught it had {shared[START] / whole:.0%}."
+        f"encoded again, it keeps {shared[STUDENT] / whole:.0%}; before it was taught it had "
+        f"{shared[START] / whole:.0%}."
     )
 
 
