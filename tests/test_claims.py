@@ -28,6 +28,9 @@ FIGURES = {
     "kNN, what was cut out of it, untaught": "knn_start",
     "kNN, student": "knn_student",
     "kNN, student in INT8": "knn_int8",
+    "kNN in the teacher's index, untaught": "index_start",
+    "kNN in the teacher's index, student": "index_student",
+    "kNN in the teacher's index, student in INT8": "index_int8",
     "share of the teacher's kNN, student": "knn_kept",
     "share of the teacher's kNN, in INT8": "int8_knn_kept",
     "multiply-accumulates over the teacher's": "macs_ratio",
@@ -56,6 +59,9 @@ def test_quickstart_sentence_is_the_means(page):
     sentence = (ROOT / page).read_text().split("**With ", 1)[1].split("**", 1)[0]
     keys = ("macs_ratio", "knn_kept", "int8_knn_kept", "bytes_ratio")
     assert [int(each) for each in re.findall(r"(\d+)%", sentence)] == [round(100 * measured[key]) for key in keys]
+    taught = (ROOT / page).read_text().split("**In the teacher's own index", 1)[1].split("**", 1)[0]
+    keys = ("index_student", "index_start")
+    assert [float(each) for each in re.findall(r"0\.\d+", taught)] == [round(measured[key], 2) for key in keys]
 
 
 def test_readme_shows_no_single_run_beside_the_means():

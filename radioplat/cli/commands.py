@@ -317,6 +317,16 @@ def weights_fetch(args: argparse.Namespace) -> None:
             show_fetched(fetched)
 
 
+def push(args: argparse.Namespace) -> None:
+    """Publish a trained student on the Hugging Face hub: weights, configuration and a card of its making."""
+    run = existing(args.run_folder, _RUN)
+    from radioplat.tasks.weights.push import push as publish
+
+    pushed = publish(run, args.address, private=args.private)
+    terminal.say(f"{pushed.checkpoint}: {', '.join(pushed.files)}")
+    terminal.say(f"published: {pushed.url}")
+
+
 def teachers_check(args: argparse.Namespace) -> None:
     """Run 200 images through each teacher and report anomalies."""
     spec = read_spec(args)
@@ -324,6 +334,14 @@ def teachers_check(args: argparse.Namespace) -> None:
     from radioplat.tasks.teachers.check_report import show
 
     show(check_teachers(spec))
+
+
+def teachers_list(args: argparse.Namespace) -> None:
+    """Print models that can teach: type, licence, size and normalisation, and how their weights are fetched."""
+    from radioplat.tasks.teachers.known import known_teachers
+    from radioplat.tasks.teachers.show_known import show
+
+    show(known_teachers(args.pattern))
 
 
 def teachers_start(args: argparse.Namespace) -> None:

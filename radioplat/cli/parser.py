@@ -140,6 +140,18 @@ def _address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, else the one on this machine")
 
 
+def _push(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="a results folder, the folder of one task in it, or a checkpoint"
+    )
+    parser.add_argument("address", metavar="hf://ORG/NAME", help="the repository; made where it is missing")
+    parser.add_argument("--private", action="store_true", help="make the repository private, if it is made")
+
+
+def _known(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pattern", nargs="?", default="", help="part of a name of timm's; default: the usual ones")
+
+
 def _pools(parser: argparse.ArgumentParser) -> None:
     _address(parser)
     parser.add_argument("pools", nargs="*", metavar="POOL")
@@ -160,6 +172,7 @@ TASKS = {
     "gen_trt_engine": Command(commands.gen_trt_engine),
     "tune": Command(commands.tune, _tune),
     "plan": Command(commands.plan, _plan),
+    "push": Command(commands.push, _push),
     "index": Command(commands.index, _index),
     "pack": Command(commands.pack, _pack),
     "ledger": Command(commands.ledger, _ledger),
@@ -186,8 +199,9 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
         {"tao": Command(commands.migrate_tao, _migrate), "run": Command(commands.migrate_run, _migrate_run)},
     ),
     "teachers": (
-        "Check teachers, and run teacher pools apart from a run.",
+        "List and check teachers, and run teacher pools apart from a run.",
         {
+            "list": Command(commands.teachers_list, _known),
             "check": Command(commands.teachers_check),
             "start": Command(commands.teachers_start),
             "status": Command(commands.teachers_status, _address),

@@ -7,7 +7,8 @@ Shen et al. 2020 (arXiv 2003.11942) call features of which this is true backward
 from __future__ import annotations
 
 from radioplat.evaluation.metrics.knn import KnnResult, knn_accuracy
-from radioplat.evaluation.metrics.metric import Metric
+from radioplat.evaluation.metrics.metric import Metric, percentage
+from radioplat.tracking.table import Table
 
 
 class SharedIndex(Metric):
@@ -18,7 +19,6 @@ class SharedIndex(Metric):
 
     name = figure = row = "shared_index"
     score = "top1"
-    column = "kNN in the first one's index, %"
 
     def result(self) -> dict[str, KnnResult]:
         """Compute the result of each model; none without labels, or for a single model."""
@@ -32,3 +32,10 @@ class SharedIndex(Metric):
             for name, model in self.setup.models.items()
             if model.heads is not None and queries.of(name).shape[1] == index.shape[1]
         }
+
+    @classmethod
+    def tables(cls, result: dict[str, KnnResult]) -> list[Table]:
+        """Return the result as tables of the report."""
+        rows = [[name, percentage(r.top1), percentage(r.top5)] for name, r in result.items()]
+        note = "Training images encoded by the first model, held-out images by each: can it take the first one's place?"
+        return [Table(["model", "top-1", "top-5"], rows, title="kNN in the index of the first model", note=note)]

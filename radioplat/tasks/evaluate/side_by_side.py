@@ -144,8 +144,7 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         list(columns),
         [list(cells) for cells in zip(*columns.values(), strict=True)],
         title="Models side by side",
-        note="kNN in the first one's index: training images encoded by the first model, held-out ones by this one. "
-        "In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
+        note="In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
         "the mean centered cosine of the head to it (times 100 in brackets). Similarity: the same between the "
         "backbone's summary / map and the first model's. MB: on disk; a checkpoint is stored in fp32. "
         "params, MACs: of the backbone. ms: an engine's median latency for its smallest batch, where it was built.",

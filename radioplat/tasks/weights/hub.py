@@ -35,7 +35,9 @@ def fetch_repository(address: Address, pinned: Entry | None) -> Entry:
             revision, value = str(info.sha), address.file or _value(info, names)
         snapshot_download(address.repository, revision=revision, allow_patterns=names)
     except Exception as error:  # the client raises many kinds, of three libraries
-        if (problem := _problem(error, address, pinned)) is None:
+        folder = folder_of(Entry(address.repository, pinned.revision if pinned else "COMMIT")).parents[1]
+        hint = f"Run the same command where there is a network, and copy {folder} and the lock file from there."
+        if (problem := problem_of(error, address, hint)) is None:
             raise
         raise problem from None
     folder = folder_of(Entry(address.repository, revision))
@@ -69,30 +71,39 @@ def _value(info: Any, names: Sequence[str]) -> str:
     return single if getattr(info, "library_name", None) == "timm" and single in names else ""
 
 
-def _problem(error: Exception, address: Address, pinned: Entry | None) -> WeightsError | None:
-    """Return the message for an error of the hub's client; None for one that is no problem of hub or network."""
+def problem_of(error: Exception, address: Address, hint: str) -> WeightsError | None:
+    """Return the message for an error of the hub's client; None for one that is no problem of hub or network.
+
+    Args:
+        hint: advice where the hub cannot be reached.
+    """
     from huggingface_hub import constants, errors
 
-    where, repository = address.text, address.repository
+    where, repository, hub = address.text, address.repository, constants.ENDPOINT
     if isinstance(error, WeightsError):
         return error
     if isinstance(error, errors.GatedRepoError):
-        hint = f"Accept its licence on {constants.ENDPOINT}/{repository}, and set HF_TOKEN to a token of that account."
-        return WeightsError("the repository is gated", where=where, hint=hint)
+        accept = f"Accept its licence on {hub}/{repository}, and set HF_TOKEN to a token of that account."
+        return WeightsError("the repository is gated", where=where, hint=accept)
     if isinstance(error, errors.RevisionNotFoundError):
         return WeightsError(f"the repository {repository} has no revision {address.revision}", where=where)
     if isinstance(error, errors.RepositoryNotFoundError):
-        hint = "Check the name; for a private one set HF_TOKEN."
-        return WeightsError(f"there is no repository {repository}, or it is private", where=where, hint=hint)
-    if constants.HF_HUB_OFFLINE or isinstance(error, (OSError, errors.HfHubHTTPError)) or _of_network(error):
-        folder = folder_of(Entry(repository, pinned.revision if pinned else "COMMIT"))
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else " ".join(str(error).split())[:200]
-        hint = (
-            f"Run the same command where there is a network, and copy {folder.parents[1]} and the lock file from there."
-        )
-        return WeightsError(f"the hub {constants.ENDPOINT} cannot be reached: {reason}", where=where, hint=hint)
-    return None
+        check = "Check the name; for a private one set HF_TOKEN."
+        return WeightsError(f"there is no repository {repository}, or it is private", where=where, hint=check)
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
+        token = "Set HF_TOKEN to a token that may do this, or run `hf auth login`."
+        return WeightsError(f"the hub {hub} refuses", where=where, hint=token)
+    reason = " ".join(str(error).split())[:200]
+    if status is not None:
+        return WeightsError(f"the hub {hub} answers with {status}: {reason}", where=where, hint="Try it again later.")
+    if constants.HF_HUB_OFFLINE:
+        reason = "HF_HUB_OFFLINE is set"
+    elif not (_of_network(error) or isinstance(error, (ConnectionError, TimeoutError, errors.LocalEntryNotFoundError))):
+        return None  # a full disk, a folder without rights: the operating system's message says more
+    return WeightsError(f"the hub {hub} cannot be reached: {reason}", where=where, hint=hint)
 
 
 def _of_network(error: Exception) -> bool:
-    return type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3"))
+    kinds = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return bool(kinds & {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "hf_xet"})

@@ -58,6 +58,8 @@ def test_queries_of_a_model_find_their_neighbours_in_the_first_ones_index():
     # Turned features have the same neighbours among themselves, and are lost in an index that is not turned.
     assert result["near"].top1 > 0.6 > result["turned"].top1
     assert SharedIndex.of_model(result, "near") == result["near"].top1
+    (table,) = SharedIndex.tables(result)
+    assert [row[0] for row in table.rows] == list(result)
 
 
 def test_a_single_model_and_images_without_labels_have_none():
