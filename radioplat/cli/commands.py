@@ -36,7 +36,7 @@ def existing(path: str, hint: str) -> str:
     Raises:
         RadioplatError: it does not exist here.
     """
-    if "://" not in path and "{" not in path and not Path(path).exists():
+    if "://" not in path and not set("{*") & set(path) and not Path(path).exists():
         raise RadioplatError("it does not exist", where=path, hint=hint)
     return path
 
@@ -308,18 +308,21 @@ def weights_convert(args: argparse.Namespace) -> None:
 
 def weights_fetch(args: argparse.Namespace) -> None:
     """Download weights (hf://ORG/NAME[@REVISION], timm:NAME, https://...), and pin their hashes in a lock file."""
-    from radioplat.cli.show_weights import show_fetched
     from radioplat.tasks.weights.fetch import addresses_of, fetch
+    from radioplat.tasks.weights.show_fetched import show
 
     addresses = [*args.addresses, *(addresses_of(Path(args.spec)) if args.spec else ())]
     with terminal.counting("bytes") as count:
         for fetched in fetch(addresses, lock=args.lock, sha256=args.sha256, update=args.update, progress=count):
-            show_fetched(fetched)
+            show(fetched)
 
 
 def push(args: argparse.Namespace) -> None:
     """Publish a trained student on the Hugging Face hub: weights, configuration and a card of its making."""
     run = existing(args.run_folder, _RUN)
+    from radioplat.spec.weights.address import parse_repository
+
+    parse_repository(args.address)
     from radioplat.tasks.weights.push import push as publish
 
     pushed = publish(run, args.address, private=args.private)

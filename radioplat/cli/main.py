@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from radioplat.cli.defect import show_defect
@@ -52,6 +54,9 @@ def guarded(action: Callable[[], object]) -> int:
     except RadioplatError as error:
         terminal.show_error(error)
         return 1
+    except BrokenPipeError:  # whoever reads our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if error.errno not in _ADVICE:
             return show_defect(error)

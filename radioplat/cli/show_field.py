@@ -17,15 +17,13 @@ def explain(path: str) -> None:
         SpecError: there is no such field.
     """
     fields = find_fields(path)
-    first, below = fields[0], fields[1:]
-    if below and not first.section:  # several fields of one name
-        for field in fields:
+    for field in fields:
+        if not any(field.path.startswith(other.path) and field is not other for other in fields if other.section):
             _show(field)
-        return
-    _show(first)
-    if below:
-        rows = [[_below(field, first), _shown(field.default), field.text] for field in below if not field.is_section]
-        terminal.show_table(first.path, ["field", "default", "meaning"], rows)
+            below = [each for each in fields if each.path.startswith(field.path) and not each.is_section]
+            rows = [[_below(each, field), _shown(each.default), each.text] for each in below if each is not field]
+            if field.section and rows:
+                terminal.show_table(field.path, ["field", "default", "meaning"], rows)
 
 
 def _show(field: Field) -> None:

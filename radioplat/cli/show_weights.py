@@ -7,7 +7,6 @@ from pathlib import Path
 
 from radioplat.common import terminal
 from radioplat.models.weights.layouts import Inspection
-from radioplat.tasks.weights.fetch import Fetched
 
 
 def show(result: Inspection, written: Path | None = None) -> None:
@@ -25,14 +24,6 @@ def show(result: Inspection, written: Path | None = None) -> None:
         terminal.say(f"dropped {name}: {why}")
     if written:
         terminal.say(f"written: {written}")
-
-
-def show_fetched(fetched: Fetched) -> None:
-    """Print where weights are, and what a spec names."""
-    terminal.say(f"{fetched.address}: {fetched.path} ({terminal.size(fetched.bytes)})")
-    if fetched.is_new:
-        commit = f"commit {fetched.entry.revision[:12]}, " if fetched.entry.revision else ""
-        terminal.say(f"    pinned: {commit}{len(fetched.entry.files)} file(s); a spec may name the address or the path")
 
 
 def show_ensemble(files: Sequence[str | Path], unlike: Mapping[str, str]) -> None:

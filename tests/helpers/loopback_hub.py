@@ -207,6 +207,8 @@ def _app(hub: Hub) -> Flask:
                 files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
                 files[value["path"]] = hub.objects[value["oid"]]
+            elif entry["key"] == "deletedFile":
+                del files[value["path"]]
         hub.repositories[repository].append(files)
         number = len(hub.repositories[repository]) - 1
         answer = {

@@ -121,7 +121,15 @@ def test_editors_mark_what_the_loader_refuses(validator, wrong):
         load_spec(wrong)
 
 
-@pytest.mark.parametrize("right", [{"train": {"num_epochs": "${dataset.workers}", "optim": {"lr": "auto"}}}, {}])
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"train": {"num_epochs": "${dataset.workers}", "optim": {"lr": "auto"}}},
+        {"prune": {"scope": "global", "sparsity": {"type": "2:4"}}, "evaluate": {"models": {"a": "b"}}},
+        {"distill": {"teacher": {"name": "a"}}},
+        {},
+    ],
+)
 def test_editors_accept_interpolations_and_auto(validator, right):
     validator.validate(right)
     load_spec(right)

@@ -43,7 +43,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
 
     Returns:
         A tree of dataclasses whose values are valid one by one; contradictions between fields are found by
-        ``radioplat.spec.checks``. Addresses of weights (``hf://org/name``) are the paths of what was fetched.
+        ``radioplat.spec.checks``. Addresses of fetched weights (``hf://org/name``) are paths.
 
     Raises:
         SpecError: with one problem for each unknown, missing or mistyped field, or for each value out of its range.
@@ -66,7 +66,8 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         spec = _merged(tree)
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
-    problems = [*scale_problems(spec), *range_problems(spec), *extension_problems(spec), *use_local_weights(spec)]
+    use_local_weights(spec)
+    problems = [*scale_problems(spec), *range_problems(spec), *extension_problems(spec)]
     if problems:
         raise SpecError(*_located(problems, name))
     return spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,16 @@ from radioplat.errors import Problem, SpecError
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.weights.address import is_address
 from radioplat.spec.weights.local import local_path
+
+# Names of the fields of `weights_fields`, in whatever section.
+WEIGHTS = (
+    "pretrained_backbone_path",
+    "pretrained_model_path",
+    "pretrained_teacher_model_path",
+    "upsampler_checkpoint",
+    "ensemble",
+    "text_tower",
+)
 
 
 def weights_fields(spec: Spec) -> Iterator[tuple[str, Any, str | int]]:
@@ -31,20 +42,28 @@ def value_of(holder: Any, name: str | int) -> str | None:
     return holder[name] if isinstance(name, int) else getattr(holder, name)
 
 
-def use_local_weights(spec: Spec) -> list[Problem]:
-    """Replace addresses by the paths of fetched weights, in place; return a problem for each that was not fetched."""
-    problems: list[Problem] = []
+def use_local_weights(spec: Spec) -> None:
+    """Replace addresses by the paths of fetched weights, in place; one that was not fetched stays.
+
+    Many tasks never open a teacher's weights; those that do report it, see :func:`unfetched_weights`.
+    """
     for where, holder, name in weights_fields(spec):
         value = value_of(holder, name)
-        if value is None or not is_address(value):
+        if not is_address(value):
             continue
-        try:
-            path = local_path(value, where)
-        except SpecError as error:
-            problems += error.problems
-            continue
-        if isinstance(name, int):
-            holder[name] = path
-        else:
-            setattr(holder, name, path)
-    return problems
+        with contextlib.suppress(SpecError):
+            path = local_path(str(value), where)
+            if isinstance(name, int):
+                holder[name] = path
+            else:
+                setattr(holder, name, path)
+
+
+def unfetched_weights(spec: Spec) -> Iterator[Problem]:
+    """Yield a problem for each address of weights that are not on this machine."""
+    for where, holder, name in weights_fields(spec):
+        if is_address(value := value_of(holder, name)):
+            try:
+                local_path(str(value), where)
+            except SpecError as error:
+                yield from error.problems

@@ -40,9 +40,10 @@ def words_of(kind: type[Enum]) -> dict[str, str]:
     """Return the comment of each word of an enumeration, else its part of the docstring."""
     doc = " ".join((inspect.getdoc(kind) or "").split())
     texts = {}
-    for name in kind.__members__:
+    for name, member in kind.__members__.items():
         described = re.search(rf"``{re.escape(name)}``: (.*?)(?=[;.]? (?:- )?``\w+``:|$)", doc)
-        texts[name] = comment_of(kind, name) or plain(described.group(1) if described else "").rstrip(" .;")
+        text = plain(described.group(1) if described else "").rstrip(" .;")
+        texts[str(member.value)] = comment_of(kind, name) or text
     return texts
 
 

@@ -87,7 +87,7 @@ def _described(kind: Any) -> str:
         return "a section"
     if isinstance(kind, type) and issubclass(kind, Enum):
         own = ", or package.module:name of your own" if issubclass(kind, NameOrImportPath) else ""
-        return " | ".join(kind.__members__) + own
+        return " | ".join(str(member.value) for member in kind) + own
     return _TYPES.get(kind, "any value")
 
 
@@ -138,19 +138,26 @@ def find_fields(name: str) -> list[Field]:
         SpecError: there is none; with the nearest.
     """
     fields, wanted = all_fields(), _parts(name)
-    exact = [field for path, field in fields.items() if _same(_parts(path), wanted)]
-    if exact:
-        depth = len(_parts(exact[0].path))
-        return exact + [f for path, f in fields.items() if _same(_parts(path)[:depth], wanted) and f not in exact]
-    named = [field for path, field in fields.items() if len(wanted) == 1 and _parts(path)[-1] == wanted[0]]
-    if named:
-        return named
+    if wanted:
+        exact = {path for path in fields if _same(_parts(path), wanted)}
+        if len(wanted) > 1:  # an entry of a mapping by the user's name
+            exact |= {path for path in fields if _parts(path) == wanted[:-1] and f"{path}.{KEY}" in _entries()}
+        tops = exact or {path for path in fields if len(wanted) == 1 and _parts(path)[-1] == wanted[0]}
+        below = tuple(top + mark for top in tops for mark in (".", ITEM))
+        if tops:
+            return [field for path, field in fields.items() if path in tops or path.startswith(below)]
     names = {_parts(path)[-1] for path in fields}
     last = difflib.get_close_matches(wanted[-1] if wanted else "", names, 1)
     same = [path for path in fields if _parts(path)[-1] in last]
     near = difflib.get_close_matches(name, fields, 1, cutoff=0.8) or difflib.get_close_matches(name, same, 1, cutoff=0)
     hint = f"Did you mean {near[0]}?" if near else "radioplat default_specs prints all fields."
     raise SpecError("there is no such field", where=name, hint=hint)
+
+
+@functools.cache
+def _entries() -> set[str]:
+    """Return the paths of entries of mappings of sections."""
+    return {path[: path.index(KEY) + len(KEY)] for path in all_fields() if f".{KEY}." in path}
 
 
 def _parts(path: str) -> list[str]:

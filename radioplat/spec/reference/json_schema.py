@@ -13,6 +13,7 @@ from radioplat.spec.ranges import Range
 from radioplat.spec.reference.fields import ITEM, KEY, REQUIRED, Field, all_fields
 from radioplat.spec.schema.root import Spec
 
+_ALSO_MAPPINGS = ("distill.teacher", "evaluate.models")  # lists that the loader makes of a mapping, too
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 # An interpolation, or a number or truth value that radioplat decides.
 _LATER = {"type": "string", "pattern": r"^auto$|\$\{|^\?\?\?$"}
@@ -49,7 +50,8 @@ def _property(field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
         return {**text, "anyOf": [_section(kind, field.path, definitions), *nothing]}
     default = {} if field.default == REQUIRED else {"default": field.default}
     optional = kind is not field.kind
-    return {**text, **default, "anyOf": [_of_kind(kind, field, definitions), _LATER, *(nothing if optional else [])]}
+    nothing += [{"type": "object"}] if field.path in _ALSO_MAPPINGS else []
+    return {**text, **default, "anyOf": [_of_kind(kind, field, definitions), _LATER, *nothing[not optional :]]}
 
 
 def _of_kind(kind: Any, field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def _of_kind(kind: Any, field: Field, definitions: dict[str, Any]) -> dict[str, 
             {"type": "array", "items": entry} if origin is list else {"type": "object", "additionalProperties": entry}
         )
     if isinstance(kind, type) and issubclass(kind, Enum):
-        words = {"enum": list(kind.__members__)}
+        words = {"enum": list(dict.fromkeys([*kind.__members__, *(str(member.value) for member in kind)]))}
         own = {"type": "string", "pattern": f"^{IMPORT_PATH.pattern}$"}
         return {"anyOf": [words, own]} if issubclass(kind, NameOrImportPath) else words
     return {"type": _TYPES[kind], **_bounds(field.limits if kind in (int, float) else None)}

@@ -47,7 +47,8 @@ class SplitConfig:
 
     images_dir: str | None = None  # a folder of image files, searched with its subfolders; instead of tar_data_sources
     tar_data_sources: list[TarSource] = field(default_factory=list)  # corpora of shards, mixed by their scale_factor
-    seed: int = number(42, at_least=0)  # seed of the sample order
+    # seed of the sample order, and of crops, flips and colours
+    seed: int = number(42, at_least=0)
     # student and teachers see the image through different random quadrilaterals; losses cover the overlap
     full_equivariance: bool = False
     # student and teachers see different crops, moved by whole patches; losses cover the overlap

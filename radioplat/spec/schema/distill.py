@@ -157,7 +157,9 @@ class ViTDetConfig:
     prob: float = number(0.0, at_least=0, at_most=1)  # probability of windows in a micro-batch
     # sides in patches to draw from, among those that divide the map; empty: 6 to 32
     window_sizes: list[int] = number(list, at_least=2)
-    num_global: int | None = number(None, at_least=1)  # number of blocks that attend to the whole map; unset: 4
+    # number of blocks that attend to the whole map; unset: 4, or half of them; more if it does not divide the
+    # depth
+    num_global: int | None = number(None, at_least=1)
     num_windowed: int | None = number(None, at_least=1)  # windowed blocks before each global one, instead of num_global
 
 
@@ -220,7 +222,8 @@ class TargetNormConfig:
     fit_batches: int = number(100, at_least=1)  # global batches that the statistics are measured over, with fit: before
     # steps between updates of the transform, with fit: running or with_step
     refresh_steps: int = number(100, at_least=1)
-    freeze_after: int = number(3000, at_least=1)  # the step from which the transform stays, with fit: running
+    # the step from which the transform stays, with fit: running or with_step
+    freeze_after: int = number(3000, at_least=1)
     path: str | None = None  # statistics file: read if it exists, else written after measuring
     both_sides: bool = False  # transform the student's features, too, instead of teaching the head transformed ones
 
@@ -294,7 +297,8 @@ class TeacherConfig:
     # the teacher's view has the student's grid; unset: true, or false where input_size is given
     match_student_resolution: bool | None = None
     upsample_factor: int = number(1, at_least=1)  # 2 or 4 with an adaptor
-    # sizes of the teacher's view to draw from: {size: probability}
+    # sizes that micro-batches are drawn in, {size: probability}; they apply to all teachers that follow the
+    # student's size
     stochastic_resolutions: dict[int, float] = number(dict, at_least=0)
     # mean of each channel, of values in [0, 1]; unset: dataset.augmentation.mean, else ImageNet's
     norm_mean: list[float] = number(list)
@@ -317,7 +321,8 @@ class TeacherConfig:
     summary_token_idx: int | None = number(None, at_least=0)
     # form of the head for the feature map: v2, an MLP; or attn, with two ViT blocks first
     spatial_mlp_version: str = "v2"
-    # residual blocks of the head for the feature map; unset: distill.mlp_num_inner
+    # residual blocks of the head for the feature map; unset: distill.mlp_num_inner, with spatial_mlp_version:
+    # attn none
     spatial_num_inner: int | None = number(None, at_least=0, at_most=100)
     # (+) factor by which the spatial head's map is finer than the student's map (pixel shuffle)
     fd_upsample_factor: int = number(1, at_least=1, at_most=16)

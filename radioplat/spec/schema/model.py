@@ -35,7 +35,8 @@ class BackboneConfig:
     freeze_norm: bool | None = None
     # channels, height and width of TAO's specs; the size is dataset.img_size
     input_dim: list[int] = number(lambda: [3, 224, 224], at_least=1)
-    output_dim: list[int] = number(list, at_least=1)  # [n]: the backbone has a classifier of n classes
+    # of a teacher, [n]: it has a classifier of n classes
+    output_dim: list[int] = number(list, at_least=1)
     # TAO's field, which this version does not support
     feature_dim: int | None = number(None, at_least=1)
     # mean of each channel, of values in [0, 1]; unset: dataset.augmentation.mean

@@ -175,9 +175,11 @@ class TrainConfig:
     """Spec section ``train``."""
 
     num_gpus: int = number(1, at_least=1)  # training workers on each node; CPU workers where there is no GPU
-    gpu_ids: list[int] = number(list, at_least=0)  # TAO's field: GPUs to use on this machine; empty: any
+    # TAO's field: as many ids as num_gpus; the cluster chooses the devices
+    gpu_ids: list[int] = number(list, at_least=0)
     num_nodes: int = number(1, at_least=1)  # nodes with training workers
-    seed: int = number(1234, at_least=0)  # seed of weights, augmentation and dropout
+    # seed of weights and dropout; crops and flips have that of dataset.train_dataset
+    seed: int = number(1234, at_least=0)
     regularizer: RegularizerConfig = field(default_factory=RegularizerConfig)
     cudnn: CudnnConfig = field(default_factory=CudnnConfig)
     # length of the run; an epoch of sources has the largest steps_per_epoch, else all images once
@@ -197,7 +199,7 @@ class TrainConfig:
     # (+) consecutive failed saves after which the run ends
     max_checkpoint_failures: int = number(3, at_least=0)
     validation_interval: int = number(1, at_least=1)  # epochs between validations
-    # continue from this checkpoint instead of the newest of results_dir
+    # the checkpoint to continue from where results_dir has none yet
     resume_training_checkpoint_path: str | None = None
     pretrained_model_path: str | None = None  # checkpoint whose weights, heads included, the student starts from
     # (+) true: pretrained weights that do not fit, or parameters without any, are an error instead of a warning

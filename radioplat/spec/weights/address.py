@@ -55,9 +55,26 @@ def parse_address(text: str, where: str = "") -> Address:
     """
     if text.startswith(TIMM) and text.removeprefix(TIMM):
         return Address(text, Kind.timm, text.removeprefix(TIMM).removeprefix("timm/"))
-    if text.startswith(("https://", "http://")) and (file := text.partition("?")[0].rpartition("/")[2]):
-        return Address(text, Kind.url, file=file)
+    if text.startswith(("https://", "http://")):
+        server, _, path = text.partition("://")[2].partition("/")
+        if "@" in server or "?" in path:
+            hint = "The lock file and messages would have its secret: download the file yourself, and give its path."
+            raise SpecError("an address with a password or a query", where=where or "ADDRESS", hint=hint)
+        if file := path.rpartition("/")[2]:
+            return Address(text, Kind.url, file=file)
     if matched := _HUB.fullmatch(text):
         repository, revision, file = matched.groups()
         return Address(text, Kind.hub, repository, revision or "", file or "")
     raise SpecError("this is no address of weights", where=where or text, hint=f"Give {_FORMS}, or a path.")
+
+
+def parse_repository(text: str) -> Address:
+    """Read the address of a whole repository of the hub, ``hf://ORG/NAME``.
+
+    Raises:
+        SpecError: it is another address, or none.
+    """
+    address = parse_address(text)
+    if address.kind is not Kind.hub or address.file or address.revision:
+        raise SpecError("this is no repository of the hub", where=text, hint="Give hf://ORG/NAME.")
+    return address

@@ -42,7 +42,8 @@ def local_path(text: str, where: str) -> str:
         size = file.stat().st_size if file.is_file() else None
         if size != pin.bytes:
             fault = "is missing" if size is None else f"has {size:,} bytes, not {pin.bytes:,}"
-            hint = f"Run `{command}`; without network, copy the folder {folder} from a machine that has it."
+            whole = folder.parents[1] if entry.repository else folder  # a commit's folder in the hub's cache has links
+            hint = f"Run `{command}`; without network, copy the folder {whole} from a machine that has it."
             raise SpecError(f"{text}: {file} {fault}", where=where, hint=hint)
     return str(folder / entry.value) if entry.value else str(folder)
 
@@ -55,7 +56,7 @@ def hash_problems(path: str, where: str) -> Iterator[Problem]:
             continue
         for name, pin in entry.files.items():
             if (folder / name).is_file() and sha256(folder / name) != pin.sha256:
-                hint = f"Remove it, and run `radioplat weights fetch {text}`."
+                hint = f"Run `radioplat weights fetch {text}`: it fetches what differs again."
                 yield Problem(f"{folder / name} is not the file that {lock_path()} pins", where, hint)
 
 
@@ -75,4 +76,5 @@ def _cache() -> Path:
 def _hub_cache() -> Path:
     """Return the cache of huggingface_hub, by the variables that it reads."""
     home = os.environ.get("HF_HOME") or _cache() / "huggingface"
-    return Path(os.path.expandvars(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")).expanduser()
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
+    return Path(os.path.expandvars(cache)).expanduser()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.atomic_files import written_aside
 from radioplat.errors import SpecError
 
 NAME = "weights.lock.json"
@@ -61,13 +63,19 @@ def read_lock(path: Path) -> dict[str, Entry]:
         raise SpecError(f"this lock file cannot be read: {error}", where=str(path), hint=hint) from None
 
 
-def write_lock(path: Path, entries: dict[str, Entry]) -> None:
-    """Write the entries, sorted by address."""
-    tree = {address: dataclasses.asdict(entry) for address, entry in sorted(entries.items())}
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps({"weights": tree}, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+def add_to_lock(path: Path, address: str, entry: Entry) -> None:
+    """Add or replace one entry, beside those that other processes have added meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        entries = read_lock(path) | {address: entry}
+        tree = {name: dataclasses.asdict(each) for name, each in sorted(entries.items())}
+        with written_aside(path) as part:
+            part.write_text(json.dumps({"weights": tree}, indent=1) + "\n", encoding="utf-8")
 
 
 def _entry(fields: dict[str, Any]) -> Entry:
-    return Entry(**{**fields, "files": {name: Pin(**pin) for name, pin in fields["files"].items()}})
+    files = {name: Pin(**pin) for name, pin in fields["files"].items()}
+    if not files or any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+        raise ValueError(f"files are named inside of a repository, not {', '.join(files) or 'none'}")
+    return Entry(**{**fields, "files": files})

@@ -26,6 +26,7 @@ from radioplat.evaluation.metrics.accuracy import Accuracy
 from radioplat.evaluation.metrics.fidelity import Fidelity, FidelityResult
 from radioplat.evaluation.metrics.knn import Knn, KnnResult
 from radioplat.evaluation.metrics.metric import Inputs, Setup
+from radioplat.evaluation.metrics.shared_index import SharedIndex
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.open_models import TRAINED, OpenModels, open_evaluated, teachers_of, with_teachers
 from radioplat.evaluation.pictures.neighbours_panel import neighbours_panel
@@ -90,7 +91,7 @@ class EvaluateResult:
         """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
         if not self.models:
             return self.findings.tables()
-        in_rows = [metric for metric in METRICS if metric.row]
+        in_rows = [metric for metric in METRICS if metric.row and metric is not SharedIndex]  # which has no column
         return [narrow(models_table(self.models)), *self.findings.tables(without=in_rows)]
 
     def notes(self) -> list[str]:

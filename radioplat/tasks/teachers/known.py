@@ -68,11 +68,17 @@ def known_teachers(pattern: str = "") -> list[KnownTeacher]:
 
 def describe(name: str) -> KnownTeacher | None:
     """Return timm's description of a pretrained model; None if it has no such model or no weights of it."""
-    import timm
-
-    if not timm.is_model(name):
-        return None
-    known: Any = timm.models.get_pretrained_cfg(name)
-    if known is None or not (known.hf_hub_id or known.url):
+    if (known := pretrained_cfg(name)) is None:
         return None
     return KnownTeacher(name, known.license or "", known.input_size[-1], tuple(known.mean), tuple(known.std))
+
+
+def pretrained_cfg(name: str) -> Any | None:
+    """Return timm's record of the weights of a model, ``NAME`` or ``NAME.TAG``; None if it has none of this name."""
+    import timm
+
+    try:
+        known = timm.models.get_pretrained_cfg(name) if timm.is_model(name) else None
+    except RuntimeError:  # the model has no such tag
+        return None
+    return known if known and (known.hf_hub_id or known.url) else None

@@ -93,9 +93,8 @@ def _file(path: str | None) -> str:
 
 
 def _training(spec: Spec, state: dict[str, Any]) -> str:
-    sources = [Path(source.root_dir).name for source in spec.dataset.train_dataset.tar_data_sources]
-    sources += [Path(folder).name for folder in [spec.dataset.train_dataset.images_dir] if folder]
-    lines = [f"- data: {', '.join(sources) or 'none'}"]
+    split = spec.dataset.train_dataset
+    lines = [f"- data: {len(split.tar_data_sources) + bool(split.images_dir)} source(s)"]
     if order := state.get("order_fields", {}).get("index_rows"):
         lines.append(
             f"- sha256 of the index of all images: {order[:_SHOWN]}; of their order: {state['order_hash'][:_SHOWN]}"
@@ -117,5 +116,9 @@ def _measured(evaluation: dict[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a file; empty if there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """Return the content of a file; empty if there is none, or if it is not whole."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

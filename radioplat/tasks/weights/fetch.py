@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 
 from radioplat.errors import SpecError, WeightsError
+from radioplat.spec.loading.weights_fields import WEIGHTS
 from radioplat.spec.weights.address import Address, Kind, is_address, parse_address
 from radioplat.spec.weights.local import folder_of
-from radioplat.spec.weights.lock import Entry, lock_path, read_lock, write_lock
+from radioplat.spec.weights.lock import Entry, add_to_lock, lock_path, read_lock
+from radioplat.tasks.teachers.known import pretrained_cfg
 from radioplat.tasks.weights.hub import fetch_repository
 from radioplat.tasks.weights.web import fetch_file
 
@@ -62,14 +64,18 @@ def fetch(
     if not (wanted := list(addresses) or list(entries)):
         hint = "Give an address, for example timm:vit_small_patch14_dinov2.lvd142m, or -e SPEC."
         raise SpecError("there is nothing to fetch", where=str(path), hint=hint)
-    for text in wanted:
-        address, pinned = parse_address(text), None if update else entries.get(text)
-        entry = _fetch(address, pinned, sha256, progress)
+    parsed = [parse_address(text) for text in wanted]
+    if sha256 and [each.kind for each in parsed] != [Kind.url]:
+        hint = "The hub's files have their commit: hf://ORG/NAME@COMMIT."
+        raise SpecError("it is the hash of one file of a web server", where="--sha256", hint=hint)
+    for text, address in zip(wanted, parsed, strict=True):
+        pinned = None if update else entries.get(text)
+        entry = _fetch(address, pinned, sha256, update, progress)
         if pinned and entry != pinned:
-            raise WeightsError(_difference(entry, pinned), where=text, hint="To pin what is there now: --update.")
+            hint = f"Compare them with their source; remove {folder_of(pinned)} to fetch them again."
+            raise WeightsError(_difference(entry, pinned), where=text, hint=hint)
         if entry != entries.get(text):
-            entries[text] = entry
-            write_lock(path, entries)
+            add_to_lock(path, text, entry)
         yield Fetched(text, folder_of(entry) / entry.value, entry, pinned is None)
 
 
@@ -83,23 +89,32 @@ def addresses_of(spec: Path) -> list[str]:
         tree = yaml.safe_load(spec.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         raise SpecError("cannot read the spec", where=str(spec), hint="Give an existing YAML file to -e.") from None
-    return list(dict.fromkeys(text for text in _texts(tree) if is_address(text)))
+    if not (addresses := list(dict.fromkeys(_named(tree)))):
+        raise SpecError("no field names weights by their address", where=str(spec))
+    return addresses
 
 
-def _texts(tree: Any) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        yield from _texts(inner)
+def _named(tree: Any) -> Iterator[str]:
+    """Yield the addresses in fields that name weights, at any depth."""
+    for name, value in tree.items() if isinstance(tree, dict) else ():
+        if name in WEIGHTS:
+            yield from (text for text in (value if isinstance(value, list) else [value]) if is_address(text))
+        else:
+            yield from _named(value)
+    for inner in tree if isinstance(tree, list) else ():
+        yield from _named(inner)
 
 
-def _fetch(address: Address, pinned: Entry | None, sha256: str, progress: Progress | None) -> Entry:
-    if address.kind is Kind.timm:
+def _fetch(address: Address, pinned: Entry | None, sha256: str, update: bool, progress: Progress | None) -> Entry:
+    if address.kind is Kind.timm and not (pinned and pinned.repository):
         address = _of_timm(address)
     if address.kind is Kind.url:
         pin = next(iter(pinned.files.values())).sha256 if pinned else sha256
+        if sha256 and sha256.lower() != pin.lower():
+            hint = "To pin the other: --update."
+            raise WeightsError("the lock file pins a file with another sha256", where=address.text, hint=hint)
         return fetch_file(address, pin, progress)
-    return fetch_repository(address, pinned)
+    return fetch_repository(address, pinned, again=update)
 
 
 def _of_timm(address: Address) -> Address:
@@ -107,9 +122,9 @@ def _of_timm(address: Address) -> Address:
     import timm
 
     name = address.repository
-    known = timm.models.get_pretrained_cfg(name, allow_unregistered=False) if timm.is_model(name) else None
-    if known is None or not (known.hf_hub_id or known.url):
-        near = timm.list_models(f"*{name.partition('.')[0]}*", pretrained=True)[:3] or timm.list_models("*dinov2*")[:3]
+    if (known := pretrained_cfg(name)) is None:
+        near = timm.list_models(f"*{name.partition('.')[0]}*", pretrained=True)[:3]
+        near = near or timm.list_models("*dinov2*", pretrained=True)[:3]
         hint = f"timm has, for example, {', '.join(near)}."
         raise WeightsError("timm has no pretrained weights of this name", where=address.text, hint=hint)
     if not known.hf_hub_id:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from radioplat.errors import WeightsError
@@ -11,40 +13,63 @@ from radioplat.spec.weights.local import folder_of, sha256
 from radioplat.spec.weights.lock import Entry, Pin
 
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt")  # of two formats with all weights only the first is fetched
-_BESIDE = (".json", ".txt", ".model", ".py")  # configuration, preprocessing, tokenizer, a model's own code
+_BESIDE = (".json", ".txt", ".model")  # configuration, preprocessing, tokenizer
 
 
-def fetch_repository(address: Address, pinned: Entry | None) -> Entry:
+def fetch_repository(address: Address, pinned: Entry | None, again: bool = False) -> Entry:
     """Download the files of a repository that are not in the cache yet.
 
     Args:
-        pinned: its commit and files are fetched; None for the newest commit, or the address's revision.
+        pinned: its commit and files are fetched, and files that differ from it are fetched again; None for the newest
+            commit, or the address's revision.
+        again: download files that are in the cache, too.
 
     Raises:
         WeightsError: see :func:`radioplat.tasks.weights.fetch.fetch`.
     """
-    from huggingface_hub import HfApi, snapshot_download
-
-    where = address.text
+    where, repository = address.text, pinned.repository if pinned else address.repository
     try:
         if pinned:
             revision, names, value = pinned.revision, list(pinned.files), pinned.value
         else:
-            info = HfApi().model_info(address.repository, revision=address.revision or None)
-            names = _files([each.rfilename for each in info.siblings or ()], address)
-            revision, value = str(info.sha), address.file or _value(info, names)
-        snapshot_download(address.repository, revision=revision, allow_patterns=names)
+            revision, names, value = _newest(address)
+        _download(repository, revision, names, again)
+        folder = folder_of(Entry(repository, revision))
+        if pinned and (wrong := [name for name in names if not _is(folder / name, pinned.files[name])]):
+            for name in wrong:  # of a link also the file that it points to, which the client would link again
+                (folder / name).resolve().unlink(missing_ok=True)
+                (folder / name).unlink(missing_ok=True)
+            _download(repository, revision, names)
     except Exception as error:  # the client raises many kinds, of three libraries
-        folder = folder_of(Entry(address.repository, pinned.revision if pinned else "COMMIT")).parents[1]
-        hint = f"Run the same command where there is a network, and copy {folder} and the lock file from there."
+        there = folder_of(Entry(repository, pinned.revision if pinned else "COMMIT")).parents[1]
+        hint = f"Run the same command where there is a network, and copy {there} and the lock file from there."
         if (problem := problem_of(error, address, hint)) is None:
             raise
         raise problem from None
-    folder = folder_of(Entry(address.repository, revision))
     if absent := [name for name in names if not (folder / name).is_file()]:
         raise WeightsError(f"{', '.join(absent)} is not in the repository at commit {revision[:12]}", where=where)
     pins = {name: Pin(sha256(folder / name), (folder / name).stat().st_size) for name in sorted(names)}
-    return Entry(address.repository, revision, value, pins)
+    return Entry(repository, revision, value, pins)
+
+
+def _newest(address: Address) -> tuple[str, list[str], str]:
+    """Return commit, files and the file that a spec means, of the address's revision."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(address.repository, revision=address.revision or None)
+    names = _files([each.rfilename for each in info.siblings or ()], address)
+    return str(info.sha), names, address.file or _value(info, names)
+
+
+def _download(repository: str, revision: str, names: Sequence[str], again: bool = False) -> None:
+    from huggingface_hub import snapshot_download
+
+    exact = [glob.escape(name) for name in names]
+    snapshot_download(repository, revision=revision, allow_patterns=exact, force_download=again)
+
+
+def _is(file: Path, pin: Pin) -> bool:
+    return file.is_file() and file.stat().st_size == pin.bytes and sha256(file) == pin.sha256
 
 
 def _files(names: Sequence[str], address: Address) -> list[str]:
@@ -82,11 +107,14 @@ def problem_of(error: Exception, address: Address, hint: str) -> WeightsError | 
     where, repository, hub = address.text, address.repository, constants.ENDPOINT
     if isinstance(error, WeightsError):
         return error
+    if isinstance(error, errors.HFValidationError):
+        return WeightsError(f"{repository} cannot be the name of a repository", where=where)
     if isinstance(error, errors.GatedRepoError):
         accept = f"Accept its licence on {hub}/{repository}, and set HF_TOKEN to a token of that account."
         return WeightsError("the repository is gated", where=where, hint=accept)
     if isinstance(error, errors.RevisionNotFoundError):
-        return WeightsError(f"the repository {repository} has no revision {address.revision}", where=where)
+        revision = address.revision or "that the lock file pins"
+        return WeightsError(f"the repository {repository} has no revision {revision}", where=where)
     if isinstance(error, errors.RepositoryNotFoundError):
         check = "Check the name; for a private one set HF_TOKEN."
         return WeightsError(f"there is no repository {repository}, or it is private", where=where, hint=check)

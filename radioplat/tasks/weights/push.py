@@ -13,7 +13,7 @@ from radioplat.errors import RadioplatError, WeightsError
 from radioplat.models.student.checkpoint import STUDENT, is_checkpoint, load_student
 from radioplat.models.weights.model_format import EMA_FILE
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.weights.address import Kind, parse_address
+from radioplat.spec.weights.address import parse_repository
 from radioplat.tasks.shared.find_checkpoint import LATEST
 from radioplat.tasks.weights.card import CardInputs, read_json, write_card
 from radioplat.tasks.weights.hub import problem_of
@@ -42,11 +42,7 @@ def push(run: str | Path, address: str, *, private: bool = False) -> Pushed:
         SpecError: the address is no repository of the hub.
         WeightsError: the hub refuses, or cannot be reached.
     """
-    target = parse_address(address)
-    if target.kind is not Kind.hub or target.file or target.revision:
-        raise WeightsError(
-            "a student is published in a repository of the hub", where=address, hint="Give hf://ORG/NAME."
-        )
+    target = parse_repository(address)
     checkpoint = find_student(Path(run))
     with tempfile.TemporaryDirectory(prefix="push") as scratch:
         folder = Path(scratch)
@@ -56,11 +52,16 @@ def push(run: str | Path, address: str, *, private: bool = False) -> Pushed:
 
         try:
             api = HfApi()
-            api.create_repo(target.repository, private=private, exist_ok=True)
+            # None, not False: as the owner's repositories are by default.
+            api.create_repo(target.repository, private=private or None, exist_ok=True)
+            if private and not api.model_info(target.repository).private:
+                hint = "Make it private on its page, or name another."
+                raise WeightsError("this repository is there and public", where=address, hint=hint)
             commit = api.upload_folder(
                 repo_id=target.repository,
                 folder_path=folder,
                 commit_message=f"radioplat {__version__}: {checkpoint.name}",
+                delete_patterns=["*.safetensors"],  # an average of an earlier student would be read as this one's
             )
         except Exception as error:  # the client raises many kinds, of three libraries
             if (problem := problem_of(error, target, "Run the same command again where there is a network.")) is None:
@@ -70,17 +71,17 @@ def push(run: str | Path, address: str, *, private: bool = False) -> Pushed:
 
 
 def find_student(run: Path) -> Path:
-    """Return the newest student of a run, or the checkpoint itself.
+    """Return the checkpoint ``run``, or the newest one that ``distill`` or ``train`` wrote below it.
 
     Raises:
         RadioplatError: there is none.
     """
     folders = [run, *(run / task / LATEST for task in _TASKS)]
-    there = [folder for folder in folders if is_checkpoint(folder)]
+    there = [folder for folder in folders if folder.is_dir() and is_checkpoint(folder)]
     if not there:
         hint = "Give the results_dir of a run that has saved a checkpoint, or a model_epoch_... folder."
         raise RadioplatError("there is no student here", where=str(run), hint=hint)
-    return there[0].resolve()
+    return max(there, key=lambda folder: folder.resolve().stat().st_mtime).resolve()
 
 
 def write_folder(checkpoint: Path, folder: Path, name: str) -> None:
@@ -96,13 +97,15 @@ def write_folder(checkpoint: Path, folder: Path, name: str) -> None:
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     task = checkpoint.parent
-    experiment, results = task / "experiment.yaml", read_json(task.parent / "evaluate" / "results.json")
+    experiment, evaluated = task / "experiment.yaml", task.parent / "evaluate" / "results.json"
+    results = read_json(evaluated)
+    newer = bool(results) and evaluated.stat().st_mtime >= checkpoint.stat().st_mtime
     inputs = CardInputs(
         name,
         student.architecture,
         sum(parameter.numel() for parameter in student.backbone.parameters()),
         load_spec(experiment) if experiment.is_file() else None,
         read_json(checkpoint / "state.json"),
-        results if results.get("checkpoint") == checkpoint.name else {},
+        results if newer and results.get("checkpoint") == checkpoint.name else {},
     )
     (folder / "README.md").write_text(write_card(inputs), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,11 +34,17 @@ def fetch_file(address: Address, digest: str, progress: Callable[[int, int], Non
     if not file.is_file() or sha256(file) != digest:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f"{name}.part")
-        try:
-            _download(address.file if "://" in address.file else address.text, part, progress)
-        except requests.RequestException as error:
-            hint = f"Run the same command again: it continues. Without network, put the file at {file}."
-            raise WeightsError(f"the download failed: {_reason(error)}", where=where, hint=hint) from None
+        with part.open("ab") as turn:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                hint = "Wait for it, and run the same command again."
+                raise WeightsError("another process downloads this file", where=where, hint=hint) from None
+            try:
+                _download(address.file if "://" in address.file else address.text, part, progress)
+            except requests.RequestException as error:
+                hint = f"Run the same command again: it continues. Without network, put the file at {file}."
+                raise WeightsError(f"the download failed: {_reason(error)}", where=where, hint=hint) from None
         if (digits := sha256(part)) != digest:
             part.unlink()
             hint = "Compare the hash with its source; an error page of the server is no weights, either."
@@ -49,7 +56,7 @@ def fetch_file(address: Address, digest: str, progress: Callable[[int, int], Non
 def _download(url: str, part: Path, progress: Callable[[int, int], None] | None) -> None:
     """Write the rest of the file to ``part``."""
     start = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={start}-"} if start else {}
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as answer:
         if answer.status_code == requests.codes.requested_range_not_satisfiable:
             return  # it is whole

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import timm
 from safetensors.torch import save
 
+from radioplat.errors import SpecError
+from radioplat.spec.checks.tasks.training_run import check
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.loading.weights_fields import unfetched_weights
+from radioplat.spec.weights.lock import Entry, Pin, add_to_lock, read_lock
 from tests.helpers.loopback_hub import Hub, loopback_hub, sha
 
 MODEL = "timm/vit_tiny_patch16_224.augreg_in21k"
@@ -61,7 +67,9 @@ def test_a_model_of_timm_is_fetched_pinned_and_used(hub: Hub, run, tmp_path, wei
     blob = path.resolve()
     blob.write_bytes(b"\0" + weights[1:])
     assert "is not the file that weights.lock.json pins" in run("plan", "-e", "spec.yaml", code=1)
-    blob.unlink()
+    run("weights", "fetch")
+    assert path.read_bytes() == weights
+    path.resolve().unlink()
     assert "is missing. Run `radioplat weights fetch timm:" in run("plan", "-e", "spec.yaml", code=1)
     run("weights", "fetch")
     assert path.read_bytes() == weights
@@ -94,6 +102,12 @@ def test_what_the_hub_refuses_is_said(hub: Hub, run, weights):
     hub.put("org/text", README__md=b"#")
     assert "the repository has no weights" in run("weights", "fetch", "hf://org/text", code=1)
     assert "has no b.pth; it has model.safetensors" in run("weights", "fetch", f"hf://{MODEL}/b.pth", code=1)
+    assert "cannot be the name of a repository" in run("weights", "fetch", "hf://org/a--b", code=1)
+    assert "timm has, for example" in run("weights", "fetch", "timm:vit_tiny_patch16_224.no_such_tag", code=1)
+    assert "hash of one file of a web server" in run("weights", "fetch", f"hf://{MODEL}", "--sha256", "a" * 64, code=1)
+    secret = "https://me:pass@server/a.pth", "https://server/a.pth?token=pass"
+    assert all("a password or a query" in (said := run("weights", "fetch", one, code=1)) for one in secret)
+    assert "pass@" not in said and "token=" not in said
     for wrong in ("hf://one", "s3://a/b", "weights.pth"):
         assert "this is no address of weights" in run("weights", "fetch", wrong, code=1)
     offline = run("weights", "fetch", "hf://org/sam2", code=1, HF_HUB_OFFLINE="1")
@@ -117,6 +131,7 @@ def test_a_file_of_a_web_server_is_continued_and_compared(hub: Hub, run, tmp_pat
     before = len(hub.requests)
     run("weights", "fetch")
     assert len(hub.requests) == before  # it is here
+    assert "pins a file with another sha256" in run("weights", "fetch", url, "--sha256", digest[::-1], code=1)
     hub.objects["page.pth"] = b"<html>"
     other = run("weights", "fetch", f"{hub.url}/plain/page.pth", "--sha256", digest[::-1], code=1)
     assert "the file's sha256 is" in other and "error page" in other
@@ -127,5 +142,36 @@ def test_addresses_of_a_spec_are_fetched(hub: Hub, run, tmp_path, weights):
     run("weights", "fetch", "-e", "a.yaml")
     assert list(lock(tmp_path)) == [f"hf://{MODEL}"]
     assert "cannot read the spec" in run("weights", "fetch", "-e", "b.yaml", code=1)
+    (tmp_path / "c.yaml").write_text("wandb: {tags: ['https://a/b.pth']}")
+    assert "no field names weights by their address" in run("weights", "fetch", "-e", "c.yaml", code=1)
     (tmp_path / "weights.lock.json").write_text("{")
     assert "weights.lock.json: this lock file cannot be read" in run("weights", "fetch", f"hf://{MODEL}", code=1)
+
+
+def test_a_task_that_opens_no_teacher_needs_no_teacher(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec({"distill": {"teacher": [{"pretrained_teacher_model_path": "hf://org/large"}]}})
+    assert spec.distill.teacher[0].pretrained_teacher_model_path == "hf://org/large"
+    (problem,) = unfetched_weights(spec)
+    assert "Run `radioplat weights fetch hf://org/large`" in str(problem) and problem in check(spec)
+
+
+def test_entries_of_several_processes_are_all_in_the_lock_file(tmp_path):
+    path = tmp_path / "weights.lock.json"
+    entries = {f"hf://org/{i}": Entry("org/x", "c", "", {"a": Pin("0" * 64, i)}) for i in range(12)}
+    with ProcessPoolExecutor(4) as processes:
+        list(processes.map(add_to_lock, [path] * len(entries), entries, entries.values()))
+    assert read_lock(path) == entries
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", ""])
+def test_a_lock_file_names_no_file_outside(tmp_path, name):
+    entry = {
+        "repository": "o/n",
+        "revision": "c",
+        "value": "",
+        "files": {name: {"sha256": "0", "bytes": 1}} if name else {},
+    }
+    (path := tmp_path / "weights.lock.json").write_text(json.dumps({"weights": {"hf://o/n": entry}}))
+    with pytest.raises(SpecError, match="this lock file cannot be read"):
+        read_lock(path)

@@ -73,17 +73,33 @@ def test_the_card_says_how_it_was_made(hub: Hub, run, student, tmp_path):
     assert f"| siglip | `{kind}` | siglip.safetensors, sha256 {digest} | apache-2.0 |" in text
     assert "1,000 steps, 32,000 samples" in text and "cdcdcdcdcdcd; of their order: abababababab" in text
     assert "| kNN top-1, student | 0.712 |" in text and "| fidelity to siglip, summary | 0.654 |" in text
-    assert "- data: photos" in text and str(tmp_path) not in card and "/a/" not in card  # no folder of the owner's
+    assert "- data: 1 source(s)" in text and "photos" not in card and str(tmp_path) not in card
     # A checkpoint alone has no run: no teachers, no data. An evaluation of another checkpoint is not shown.
-    run("push", "results/distill/model_epoch_001", "hf://me/other", "--private", HF_TOKEN=hub.token)
+    run("push", "results/distill/model_epoch_001", "hf://me/other", HF_TOKEN=hub.token)
     (tmp_path / "results/evaluate/results.json").write_text('{"checkpoint": "model_epoch_002", "knn": {}}')
     run("push", "results", "hf://me/student", HF_TOKEN=hub.token)
     assert "Measured" not in hub.repositories["me/student"][-1]["README.md"].decode()
 
 
+def test_files_of_an_earlier_student_go(hub: Hub, run, student, tmp_path):
+    """An average that stayed would be read as the new student's."""
+    average = tmp_path / "results" / "distill" / "model_epoch_001" / "ema.safetensors"
+    average.write_bytes((average.parent / "student.safetensors").read_bytes())
+    run("push", "results", "hf://me/student", HF_TOKEN=hub.token)
+    average.unlink()
+    run("push", "results", "hf://me/student", HF_TOKEN=hub.token)
+    first, second = hub.repositories["me/student"][-2:]
+    assert "ema.safetensors" in first and "ema.safetensors" not in second
+
+
 def test_what_cannot_be_published_is_said(hub: Hub, run, student, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "there is no student here. Give the results_dir" in run("push", "empty", "hf://me/a", code=1)
+    hub.put("me/open", README__md=b"#")
+    refused = run("push", "results", "hf://me/open", "--private", code=1, HF_TOKEN=hub.token)
+    assert "this repository is there and public" in refused and len(hub.repositories["me/open"]) == 1
+    file = "results/distill/model_epoch_001/student.safetensors"
+    assert "there is no student here" in run("push", file, "hf://me/a", code=1)
     assert "it does not exist" in run("push", "nothing", "hf://me/a", code=1)
     for wrong in ("timm:a", "hf://me/a@main", "hf://me/a/file.bin"):
         assert "Give hf://ORG/NAME." in run("push", "results", wrong, code=1)

@@ -21,6 +21,7 @@ from radioplat.spec.checks.training.student import student_structure
 from radioplat.spec.checks.training.zero import zero_problems
 from radioplat.spec.checks.unused_fields import unknown_teacher, unused_fields
 from radioplat.spec.loading.job_paths import paths_in_copy
+from radioplat.spec.loading.weights_fields import unfetched_weights
 from radioplat.spec.resolved.image_sizes import scale_chances
 from radioplat.spec.resolved.losses import Binds, definition_of
 from radioplat.spec.resolved.normalisation import (
@@ -43,6 +44,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
     """Return the problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``)."""
     return [
         *paths_in_copy(spec),
+        *unfetched_weights(spec),
         *_sizes(spec),
         *_augmentation(spec),
         *_draws(spec),
