@@ -162,13 +162,13 @@ def tune(args: argparse.Namespace) -> None:
     show(run(spec, (), args.space))
 
 
-def plan(args: argparse.Namespace) -> None:
+def plan(args: argparse.Namespace) -> int:
     """Check a spec before a run, and print its models, data, memory and length."""
     spec = read_spec(args)
     from radioplat.tasks.plan.plan import plan as run
     from radioplat.tasks.plan.show import show
 
-    show(run(spec, args.planned))
+    return 0 if show(run(spec, args.planned)) else 1
 
 
 def index(args: argparse.Namespace) -> None:

@@ -50,7 +50,7 @@ _ADVICE = {
 def guarded(action: Callable[[], object]) -> int:
     """Run ``action``, show an error that ends it as a message, and return the exit status (see docs/workers.md)."""
     try:
-        action()
+        status = action()
     except RadioplatError as error:
         terminal.show_error(error)
         return 1
@@ -75,4 +75,4 @@ def guarded(action: Callable[[], object]) -> int:
         message = " ".join(f"out of memory. {error}".split()).rstrip(".")
         terminal.show_error(RadioplatError(message, hint="Lower batch sizes or the number of workers."))
         return 1
-    return 0
+    return status if isinstance(status, int) else 0

@@ -34,9 +34,12 @@ def add_overrides(
 
 
 class Command(NamedTuple):
-    """A command: the function to run, whose docstring is the help text, and the function that adds its arguments."""
+    """A command: the function to run, whose docstring is the help text, and the function that adds its arguments.
 
-    run: Callable[[argparse.Namespace], None]
+    The function returns the exit status, or nothing for 0.
+    """
+
+    run: Callable[[argparse.Namespace], int | None]
     arguments: Callable[[argparse.ArgumentParser], None] = add_spec
 
 

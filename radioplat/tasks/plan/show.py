@@ -7,12 +7,8 @@ from radioplat.errors import SpecError
 from radioplat.tasks.plan.findings import Plan
 
 
-def show(plan: Plan) -> None:
-    """Print a plan, its problems first.
-
-    Raises:
-        SpecError: it has problems, which were printed.
-    """
+def show(plan: Plan) -> bool:
+    """Print a plan, its problems first; return whether the run can start."""
     if plan.problems:
         terminal.show_error(SpecError(*plan.problems))
     if plan.models:
@@ -50,5 +46,7 @@ def show(plan: Plan) -> None:
     for warning in plan.warnings:
         terminal.say(f"warning: {warning}")
     if count := len(plan.problems):
-        raise SpecError(f"this run cannot start: {count} problem{'s' * (count > 1)}, printed above the tables")
-    terminal.say("this run can start")
+        terminal.note(f"this run cannot start: {count} problem{'s' * (count > 1)}, printed above the tables")
+    else:
+        terminal.say("this run can start")
+    return not plan.problems
