@@ -29,7 +29,8 @@ class Address:
         text: as the user wrote it; the key in the lock file.
         repository: on the hub, ``org/name``; the name of timm's model; else empty.
         revision: branch, tag or commit of the repository; empty for the newest.
-        file: of the repository, or the last part of a URL; empty for the whole repository.
+        file: of the repository; empty for all of it.
+        url: of a file of a web server.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Address:
     repository: str = ""
     revision: str = ""
     file: str = ""
+    url: str = ""
 
 
 def is_address(text: str | None) -> bool:
@@ -60,8 +62,8 @@ def parse_address(text: str, where: str = "") -> Address:
         if "@" in server or "?" in path:
             hint = "The lock file and messages would have its secret: download the file yourself, and give its path."
             raise SpecError("an address with a password or a query", where=where or "ADDRESS", hint=hint)
-        if file := path.rpartition("/")[2]:
-            return Address(text, Kind.url, file=file)
+        if path.rpartition("/")[2]:
+            return Address(text, Kind.url, url=text)
     if matched := _HUB.fullmatch(text):
         repository, revision, file = matched.groups()
         return Address(text, Kind.hub, repository, revision or "", file or "")

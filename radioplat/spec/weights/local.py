@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from radioplat.common.hashing import file_hash
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.weights.address import parse_address
 from radioplat.spec.weights.lock import Entry, lock_path, read_lock
-
-_CHUNK = 1 << 22
 
 
 def folder_of(entry: Entry) -> Path:
@@ -55,18 +53,9 @@ def hash_problems(path: str, where: str) -> Iterator[Problem]:
         if path not in (str(folder), str(folder / entry.value)):
             continue
         for name, pin in entry.files.items():
-            if (folder / name).is_file() and sha256(folder / name) != pin.sha256:
+            if (folder / name).is_file() and file_hash(folder / name) != pin.sha256:
                 hint = f"Run `radioplat weights fetch {text}`: it fetches what differs again."
                 yield Problem(f"{folder / name} is not the file that {lock_path()} pins", where, hint)
-
-
-def sha256(file: Path) -> str:
-    """Return the hash of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while piece := opened.read(_CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _cache() -> Path:

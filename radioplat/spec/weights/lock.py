@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +68,26 @@ def read_lock(path: Path) -> dict[str, Entry]:
 def add_to_lock(path: Path, address: str, entry: Entry) -> None:
     """Add or replace one entry, beside those that other processes have added meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f".{path.name}.lock"), "w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    with exclusive(path.parent):
         entries = read_lock(path) | {address: entry}
         tree = {name: dataclasses.asdict(each) for name, each in sorted(entries.items())}
         with written_aside(path) as part:
             part.write_text(json.dumps({"weights": tree}, indent=1) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Keep other processes that call this for ``folder`` waiting until the block ends; it leaves no file.
+
+    Raises:
+        BlockingIOError: another process is in such a block, and ``wait`` is false.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _entry(fields: dict[str, Any]) -> Entry:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from radioplat import __version__
+from radioplat.common.hashing import file_hash
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.weights.local import sha256
 from radioplat.tasks.teachers.known import describe
 
 _TAGS = ("radioplat", "feature-extraction", "knowledge-distillation", "vision")
@@ -89,7 +89,7 @@ def _file(path: str | None) -> str:
     if path is None:
         return "none"
     file = Path(path)
-    return f"{file.name}, sha256 {sha256(file)[:_SHOWN]}" if file.is_file() else file.name
+    return f"{file.name}, sha256 {file_hash(file)[:_SHOWN]}" if file.is_file() else file.name
 
 
 def _training(spec: Spec, state: dict[str, Any]) -> str:

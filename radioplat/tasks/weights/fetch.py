@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from radioplat.spec.weights.local import folder_of
 from radioplat.spec.weights.lock import Entry, add_to_lock, lock_path, read_lock
 from radioplat.tasks.teachers.known import pretrained_cfg
 from radioplat.tasks.weights.hub import fetch_repository
-from radioplat.tasks.weights.web import fetch_file
-
-Progress = Callable[[int, int], None]
+from radioplat.tasks.weights.web import Progress, fetch_file
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def _of_timm(address: Address) -> Address:
         hint = f"timm has, for example, {', '.join(near)}."
         raise WeightsError("timm has no pretrained weights of this name", where=address.text, hint=hint)
     if not known.hf_hub_id:
-        return Address(address.text, Kind.url, file=str(known.url))
+        return Address(address.text, Kind.url, url=str(known.url))
     repository = f"{known.hf_hub_id}{known.architecture}.{known.tag}" if known.hf_hub_id == "timm/" else known.hf_hub_id
     return Address(address.text, Kind.hub, repository, file=known.hf_hub_filename or "model.safetensors")
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.hashing import file_hash
 from radioplat.errors import WeightsError
 from radioplat.spec.weights.address import Address
-from radioplat.spec.weights.local import folder_of, sha256
+from radioplat.spec.weights.local import folder_of
 from radioplat.spec.weights.lock import Entry, Pin
 
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt")  # of two formats with all weights only the first is fetched
@@ -48,7 +49,7 @@ def fetch_repository(address: Address, pinned: Entry | None, again: bool = False
         raise problem from None
     if absent := [name for name in names if not (folder / name).is_file()]:
         raise WeightsError(f"{', '.join(absent)} is not in the repository at commit {revision[:12]}", where=where)
-    pins = {name: Pin(sha256(folder / name), (folder / name).stat().st_size) for name in sorted(names)}
+    pins = {name: Pin(file_hash(folder / name), (folder / name).stat().st_size) for name in sorted(names)}
     return Entry(repository, revision, value, pins)
 
 
@@ -69,7 +70,7 @@ def _download(repository: str, revision: str, names: Sequence[str], again: bool 
 
 
 def _is(file: Path, pin: Pin) -> bool:
-    return file.is_file() and file.stat().st_size == pin.bytes and sha256(file) == pin.sha256
+    return file.is_file() and file.stat().st_size == pin.bytes and file_hash(file) == pin.sha256
 
 
 def _files(names: Sequence[str], address: Address) -> list[str]:
