@@ -1,7 +1,6 @@
 """The commands: one function each, which imports and calls a task. The docstring is the command's help text.
 
-A spec is read, and the path of a folder or file is looked up, before the task is imported: torch and Ray take seconds,
-and a mistyped name is reported at once.
+Arguments are read before the task is imported, see :mod:`radioplat.cli.arguments`.
 """
 
 from __future__ import annotations
@@ -10,35 +9,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from radioplat.cli.arguments import RUN, existing, read_spec
 from radioplat.common import terminal
-from radioplat.errors import RadioplatError
-
-if TYPE_CHECKING:
-    from radioplat.spec.schema.root import Spec
-
-
-_RUN = "Give the results_dir of a run, or the folder of one task in it."
-_WEIGHTS = "Give the path of weights on this machine; or fetch them: radioplat weights fetch -h."
-
-
-def read_spec(args: argparse.Namespace) -> Spec:
-    """Read the spec with its overrides."""
-    from radioplat.spec.loading.load import load_spec
-
-    return load_spec(args.spec, args.overrides)
-
-
-def existing(path: str, hint: str) -> str:
-    """Return ``path``, of a folder or file here, or one that is not a path (``s3://...``, a pattern with braces).
-
-    Raises:
-        RadioplatError: it does not exist here.
-    """
-    if "://" not in path and not set("{*") & set(path) and not Path(path).exists():
-        raise RadioplatError("it does not exist", where=path, hint=hint)
-    return path
 
 
 def distill(args: argparse.Namespace) -> None:
@@ -203,7 +176,7 @@ def show_data(args: argparse.Namespace) -> None:
 
 def ledger(args: argparse.Namespace) -> None:
     """Check in a run's ledger that it trained on each sample of its order exactly once."""
-    results = existing(args.results, _RUN)
+    results = existing(args.results, RUN)
     from radioplat.tasks.inspect.show_ledger import show
     from radioplat.training.accounting.prove import prove_results
 
@@ -212,7 +185,7 @@ def ledger(args: argparse.Namespace) -> None:
 
 def diagnose(args: argparse.Namespace) -> None:
     """Print why a run ended, in one line, and the evidence."""
-    results = existing(args.results, _RUN)
+    results = existing(args.results, RUN)
     from radioplat.tasks.inspect.diagnose import diagnose as run
     from radioplat.tasks.inspect.show_diagnosis import show
 
@@ -274,7 +247,7 @@ def migrate_tao(args: argparse.Namespace) -> None:
 
 def migrate_run(args: argparse.Namespace) -> None:
     """Bring the records of a run up to this version, and print the schema of each; or a spec, in a copy beside it."""
-    path = Path(existing(args.path, f"{_RUN[:-1]}, or a spec."))
+    path = Path(existing(args.path, f"{RUN[:-1]}, or a spec."))
     from radioplat.tasks.migrate.migrate_run import migrate_run as run
     from radioplat.tasks.migrate.show import show_run, show_spec
     from radioplat.tasks.migrate.spec_fields import migrate_spec
@@ -283,51 +256,6 @@ def migrate_run(args: argparse.Namespace) -> None:
         show_spec(path, migrate_spec(path))
     else:
         show_run(run(path))
-
-
-def weights_inspect(args: argparse.Namespace) -> None:
-    """Print the layout of checkpoint files and the backbone types they fit; for several, if they can be an ensemble."""
-    files = [existing(file, _WEIGHTS) for file in args.files]
-    from radioplat.cli.show_weights import show, show_ensemble
-    from radioplat.models.weights.layouts import inspect_weights, unlike
-
-    for file in files:
-        show(inspect_weights(file))
-    if len(files) > 1:
-        show_ensemble(files, unlike(files))
-
-
-def weights_convert(args: argparse.Namespace) -> None:
-    """Write the backbone's weights of a checkpoint file as safetensors."""
-    file = existing(args.file, _WEIGHTS)
-    from radioplat.cli.show_weights import show
-    from radioplat.models.weights.layouts import convert_weights
-
-    show(*convert_weights(file, args.out))
-
-
-def weights_fetch(args: argparse.Namespace) -> None:
-    """Download weights (hf://ORG/NAME[@REVISION], timm:NAME, https://...), and pin their hashes in a lock file."""
-    from radioplat.tasks.weights.fetch import addresses_of, fetch
-    from radioplat.tasks.weights.show_fetched import show
-
-    addresses = [*args.addresses, *(addresses_of(Path(args.spec)) if args.spec else ())]
-    with terminal.counting("bytes") as count:
-        for fetched in fetch(addresses, lock=args.lock, sha256=args.sha256, update=args.update, progress=count):
-            show(fetched)
-
-
-def push(args: argparse.Namespace) -> None:
-    """Publish a trained student on the Hugging Face hub: weights, configuration and a card of its making."""
-    run = existing(args.run_folder, _RUN)
-    from radioplat.spec.weights.address import parse_repository
-
-    parse_repository(args.address)
-    from radioplat.tasks.weights.push import push as publish
-
-    pushed = publish(run, args.address, private=args.private)
-    terminal.say(f"{pushed.checkpoint}: {', '.join(pushed.files)}")
-    terminal.say(f"published: {pushed.url}")
 
 
 def teachers_check(args: argparse.Namespace) -> None:

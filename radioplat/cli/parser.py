@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from radioplat import __version__
-from radioplat.cli import commands, nodes
+from radioplat.cli import commands, nodes, weights
 from radioplat.cli.tao_options import add_tao_options
 
 
@@ -108,28 +108,6 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_WEIGHTS = "a .safetensors, .pth, .pt or .bin file"
-
-
-def _inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help=_WEIGHTS)
-
-
-def _convert(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help=_WEIGHTS)
-    parser.add_argument("out", nargs="?", help="default: the same path with the ending .safetensors")
-
-
-def _fetch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("addresses", nargs="*", metavar="ADDRESS", help="default: all that the lock file has")
-    parser.add_argument("-e", "--experiment_spec_file", dest="spec", metavar="SPEC", help="also those in this spec")
-    parser.add_argument("--sha256", default="", metavar="HEX", help="of the file at an https address")
-    parser.add_argument(
-        "--lock", metavar="FILE", help="default: RADIOPLAT_WEIGHTS_LOCK, else weights.lock.json in this folder"
-    )
-    parser.add_argument("--update", action="store_true", help="pin what the addresses stand for now")
-
-
 def _migrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="SPEC", help="a spec of TAO's, a YAML file")
     parser.add_argument("out", nargs="?", help="the new file; default: SPEC with _radioplat at the end of its name")
@@ -141,14 +119,6 @@ def _migrate_run(parser: argparse.ArgumentParser) -> None:
 
 def _address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, else the one on this machine")
-
-
-def _push(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run_folder", metavar="RUN", help="a results folder, the folder of one task in it, or a checkpoint"
-    )
-    parser.add_argument("address", metavar="hf://ORG/NAME", help="the repository; made where it is missing")
-    parser.add_argument("--private", action="store_true", help="make the repository private, if it is made")
 
 
 def _known(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +145,7 @@ TASKS = {
     "gen_trt_engine": Command(commands.gen_trt_engine),
     "tune": Command(commands.tune, _tune),
     "plan": Command(commands.plan, _plan),
-    "push": Command(commands.push, _push),
+    "push": Command(weights.push, weights.add_push),
     "index": Command(commands.index, _index),
     "pack": Command(commands.pack, _pack),
     "ledger": Command(commands.ledger, _ledger),
@@ -192,9 +162,9 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
     "weights": (
         "Fetch, inspect or convert weights.",
         {
-            "fetch": Command(commands.weights_fetch, _fetch),
-            "inspect": Command(commands.weights_inspect, _inspect),
-            "convert": Command(commands.weights_convert, _convert),
+            "fetch": Command(weights.fetch, weights.add_fetch),
+            "inspect": Command(weights.inspect, weights.add_inspect),
+            "convert": Command(weights.convert, weights.add_convert),
         },
     ),
     "migrate": (

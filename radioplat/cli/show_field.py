@@ -11,19 +11,16 @@ from radioplat.spec.reference.fields import REQUIRED, Field, find_fields
 
 
 def explain(path: str) -> None:
-    """Print a field with its type, default, words and meaning, or the table of a section.
+    """Print fields with type, default, words and meaning; of a section, also the table of its fields.
 
     Raises:
         SpecError: there is no such field.
     """
-    fields = find_fields(path)
-    for field in fields:
-        if not any(field.path.startswith(other.path) and field is not other for other in fields if other.section):
-            _show(field)
-            below = [each for each in fields if each.path.startswith(field.path) and not each.is_section]
-            rows = [[_below(each, field), _shown(each.default), each.text] for each in below if each is not field]
-            if field.section and rows:
-                terminal.show_table(field.path, ["field", "default", "meaning"], rows)
+    for field in find_fields(path):
+        _show(field)
+        rows = [[_below(each, field), _shown(each.default), each.text] for each in field.below if not each.is_section]
+        if rows:
+            terminal.show_table(field.path, ["field", "default", "meaning"], rows)
 
 
 def _show(field: Field) -> None:

@@ -59,6 +59,7 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
         last_line = [time.monotonic()]
 
         def line(done: int, total: int) -> None:
+            """Print a line if ten seconds have passed, or at the end of a long count."""
             if time.monotonic() - last_line[0] >= 10 or done == total > 1000:
                 last_line[0] = time.monotonic()
                 note(f"{label}: {done} of {total}")

@@ -95,3 +95,10 @@ def test_a_process_ends_so(tmp_path, program):
 def test_a_wrong_argument_is_two():
     done = subprocess.run([sys.executable, "-m", "radioplat.cli", "nonsense"], capture_output=True, check=False)
     assert done.returncode == 2
+
+
+def test_a_reader_that_has_enough_is_no_defect():
+    """`radioplat default_specs --json-schema | head -1`, whose output is longer than a pipe holds."""
+    line = f"{sys.executable} -m radioplat.cli default_specs --json-schema | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")

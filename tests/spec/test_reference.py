@@ -62,12 +62,23 @@ def test_a_comment_above_and_one_on_the_line_are_read():
         ("distill.teacher[1].mode", "distill.teacher[].mode"),
         ("distill.teacher.mode", "distill.teacher[].mode"),
         ("teachers.clip.num_cpus", "teachers.NAME.num_cpus"),
+        ("teachers.clip", "teachers"),
         ("offload", "train.offload"),
         ("train", "train"),
     ],
 )
 def test_a_field_is_found_as_an_override_names_it(asked, path):
     assert find_fields(asked)[0].path == path
+
+
+def test_a_section_has_the_fields_below_it_and_no_others():
+    (train,) = find_fields("train")
+    assert {field.path.partition(".")[0] for field in train.below} == {"train"}  # not train_upsampler
+    (teachers,) = find_fields("distill.teacher")
+    assert all(field.path.startswith("distill.teacher[].") for field in teachers.below)  # not teacher_drop_prob
+    assert [field.path for field in find_fields("retrain")] == ["prune.retrain", "low_rank.retrain"]
+    (lr,) = find_fields("train.optim.lr")
+    assert lr.below == [] and lr.entry == lr.path
 
 
 @pytest.mark.parametrize(
@@ -131,8 +142,7 @@ def test_editors_mark_what_the_loader_refuses(validator, wrong):
     ],
 )
 def test_editors_accept_interpolations_and_auto(validator, right):
-    validator.validate(right)
-    load_spec(right)
+    assert validator.is_valid(right) and isinstance(load_spec(right), Spec)
 
 
 def test_the_committed_schema_is_this_one(capsys):

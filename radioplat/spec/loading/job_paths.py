@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from radioplat.errors import Problem
-from radioplat.spec.loading.weights_fields import value_of, weights_fields
+from radioplat.spec.loading.weights_fields import weights_fields
 from radioplat.spec.schema.root import Spec
 
 _RAY_COPY = "working_dir_files"  # folder of a Ray session with such copies
@@ -52,7 +52,7 @@ def _inputs(spec: Spec) -> Iterator[tuple[str, str | None]]:
     yield "train.resume_training_checkpoint_path", spec.train.resume_training_checkpoint_path
     for path, config in (("segmentation", spec.evaluate.segmentation), ("change", spec.evaluate.change)):
         for name in (*config.roles, "masks", "shards"):
-            for field in (f"{name}_dir", f"val_{name}_dir"):
-                yield f"evaluate.{path}.{field}", getattr(config, field)
-    for field, holder, member in weights_fields(spec):
-        yield field, value_of(holder, member)
+            for member in (f"{name}_dir", f"val_{name}_dir"):
+                yield f"evaluate.{path}.{member}", getattr(config, member)
+    for field in weights_fields(spec):
+        yield field.path, field.value

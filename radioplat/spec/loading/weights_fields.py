@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from radioplat.errors import Problem, SpecError
@@ -11,7 +11,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.spec.weights.address import is_address
 from radioplat.spec.weights.local import local_path
 
-# Names of the fields of `weights_fields`, in whatever section.
+# Last names of the paths of `weights_fields`.
 WEIGHTS = (
     "pretrained_backbone_path",
     "pretrained_model_path",
@@ -19,27 +19,55 @@ WEIGHTS = (
     "upsampler_checkpoint",
     "ensemble",
     "text_tower",
+    "checkpoint",
 )
+_TASKS = ("evaluate", "inference", "prune", "low_rank", "quantize", "compress", "export")  # with a field `checkpoint`
 
 
-def weights_fields(spec: Spec) -> Iterator[tuple[str, Any, str | int]]:
-    """Yield the path of each field that names weights, the section or list that holds it, and its name or index."""
-    yield "model.backbone.pretrained_backbone_path", spec.model.backbone, "pretrained_backbone_path"
-    yield "train.pretrained_model_path", spec.train, "pretrained_model_path"
+@dataclass
+class WeightsField:
+    """A field of a spec that names weights, or one entry of a list of them.
+
+    Attributes:
+        path: for example ``distill.teacher[0].ensemble[1]``.
+        holder: the section or list that has the value under ``name``, its attribute or index.
+    """
+
+    path: str
+    holder: Any
+    name: str | int
+
+    @property
+    def value(self) -> str | None:
+        """A path, an address, or None."""
+        return self.holder[self.name] if isinstance(self.name, int) else getattr(self.holder, self.name)
+
+    @value.setter
+    def value(self, value: str) -> None:
+        if isinstance(self.name, int):
+            self.holder[self.name] = value
+        else:
+            setattr(self.holder, self.name, value)
+
+
+def weights_fields(spec: Spec) -> Iterator[WeightsField]:
+    """Yield every field of ``spec`` that names weights to read."""
+    yield from _of("model.backbone", spec.model.backbone, "pretrained_backbone_path")
+    yield from _of("train", spec.train, "pretrained_model_path")
     for i, teacher in enumerate(spec.distill.teacher):
         where = f"distill.teacher[{i}]"
-        yield f"{where}.pretrained_teacher_model_path", teacher, "pretrained_teacher_model_path"
-        yield f"{where}.upsampler_checkpoint", teacher, "upsampler_checkpoint"
-        backbone = teacher.model.backbone
-        yield f"{where}.model.backbone.pretrained_backbone_path", backbone, "pretrained_backbone_path"
+        yield from _of(where, teacher, "pretrained_teacher_model_path", "upsampler_checkpoint")
+        yield from _of(f"{where}.model.backbone", teacher.model.backbone, "pretrained_backbone_path")
         for j in range(len(teacher.ensemble)):
-            yield f"{where}.ensemble[{j}]", teacher.ensemble, j
-    yield "evaluate.zero_shot.text_tower", spec.evaluate.zero_shot, "text_tower"
+            yield WeightsField(f"{where}.ensemble[{j}]", teacher.ensemble, j)
+    yield from _of("evaluate.zero_shot", spec.evaluate.zero_shot, "text_tower")
+    for task in _TASKS:
+        yield from _of(task, getattr(spec, task), "checkpoint")
 
 
-def value_of(holder: Any, name: str | int) -> str | None:
-    """Return the value of a field that :func:`weights_fields` yields."""
-    return holder[name] if isinstance(name, int) else getattr(holder, name)
+def _of(path: str, section: Any, *names: str) -> Iterator[WeightsField]:
+    for name in names:
+        yield WeightsField(f"{path}.{name}", section, name)
 
 
 def use_local_weights(spec: Spec) -> None:
@@ -47,23 +75,19 @@ def use_local_weights(spec: Spec) -> None:
 
     Many tasks never open a teacher's weights; those that do report it, see :func:`unfetched_weights`.
     """
-    for where, holder, name in weights_fields(spec):
-        value = value_of(holder, name)
-        if not is_address(value):
-            continue
-        with contextlib.suppress(SpecError):
-            path = local_path(str(value), where)
-            if isinstance(name, int):
-                holder[name] = path
-            else:
-                setattr(holder, name, path)
+    for field in weights_fields(spec):
+        if is_address(field.value):
+            try:
+                field.value = local_path(str(field.value), field.path)
+            except SpecError:
+                continue
 
 
 def unfetched_weights(spec: Spec) -> Iterator[Problem]:
     """Yield a problem for each address of weights that are not on this machine."""
-    for where, holder, name in weights_fields(spec):
-        if is_address(value := value_of(holder, name)):
+    for field in weights_fields(spec):
+        if is_address(field.value):
             try:
-                local_path(str(value), where)
+                local_path(str(field.value), field.path)
             except SpecError as error:
                 yield from error.problems

@@ -55,6 +55,17 @@ class Field:
         return dataclasses.is_dataclass(strip_optional(self.kind))
 
     @property
+    def entry(self) -> str:
+        """The path of an entry of a list or mapping of sections; of another field its own."""
+        mark = {list: ITEM, dict: f".{KEY}"}.get(typing.get_origin(strip_optional(self.kind)), "")
+        return f"{self.path}{mark}" if self.section else self.path
+
+    @property
+    def below(self) -> list[Field]:
+        """The fields of a section at any depth."""
+        return [field for path, field in all_fields().items() if path.startswith(f"{self.entry}.")]
+
+    @property
     def words(self) -> dict[str, str]:
         """The words of an enumeration, with their meanings."""
         inner = _inner(self.kind)
@@ -113,10 +124,10 @@ def _of_section(section: type, path: str) -> Iterator[Field]:
         documented = isinstance(inner, type) and (dataclasses.is_dataclass(inner) or issubclass(inner, Enum))
         text = comment.removeprefix(ADDITION).strip() or (docstring_of(inner) if documented else "")
         addition = comment.startswith(ADDITION) or text.startswith(ADDITION)
-        yield Field(at, kind, _default(field), range_of(field), text.removeprefix(ADDITION).strip(), addition)
-        if dataclasses.is_dataclass(inner):
-            below = {list: at + ITEM, dict: f"{at}.{KEY}"}.get(typing.get_origin(strip_optional(kind)), at)
-            yield from _of_section(typing.cast(type, inner), below)
+        made = Field(at, kind, _default(field), range_of(field), text.removeprefix(ADDITION).strip(), addition)
+        yield made
+        if made.section:
+            yield from _of_section(made.section, made.entry)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -128,36 +139,31 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def find_fields(name: str) -> list[Field]:
-    """Return the field at the path ``name`` with the fields below it, or else all fields whose name is ``name``.
+    """Return the field at the path ``name``, or else all fields whose name is ``name``.
 
     Args:
         name: as in an override; ``distill.teacher.0.mode``, ``distill.teacher[0].mode`` and ``distill.teacher.mode``
-            are the same field.
+            are the same field, and ``teachers.clip`` is an entry of ``teachers``.
 
     Raises:
         SpecError: there is none; with the nearest.
     """
-    fields, wanted = all_fields(), _parts(name)
-    if wanted:
-        exact = {path for path in fields if _same(_parts(path), wanted)}
-        if len(wanted) > 1:  # an entry of a mapping by the user's name
-            exact |= {path for path in fields if _parts(path) == wanted[:-1] and f"{path}.{KEY}" in _entries()}
-        tops = exact or {path for path in fields if len(wanted) == 1 and _parts(path)[-1] == wanted[0]}
-        below = tuple(top + mark for top in tops for mark in (".", ITEM))
-        if tops:
-            return [field for path, field in fields.items() if path in tops or path.startswith(below)]
-    names = {_parts(path)[-1] for path in fields}
-    last = difflib.get_close_matches(wanted[-1] if wanted else "", names, 1)
-    same = [path for path in fields if _parts(path)[-1] in last]
-    near = difflib.get_close_matches(name, fields, 1, cutoff=0.8) or difflib.get_close_matches(name, same, 1, cutoff=0)
-    hint = f"Did you mean {near[0]}?" if near else "radioplat default_specs prints all fields."
-    raise SpecError("there is no such field", where=name, hint=hint)
+    fields, wanted = list(all_fields().values()), _parts(name)
+    matches = [field for field in fields if _same(_parts(field.path), wanted) or _same(_parts(field.entry), wanted)]
+    if not matches and len(wanted) == 1:
+        matches = [field for field in fields if _parts(field.path)[-1] == wanted[0]]
+    if not matches:
+        raise SpecError("there is no such field", where=name, hint=_nearest(name))
+    return matches
 
 
-@functools.cache
-def _entries() -> set[str]:
-    """Return the paths of entries of mappings of sections."""
-    return {path[: path.index(KEY) + len(KEY)] for path in all_fields() if f".{KEY}." in path}
+def _nearest(name: str) -> str:
+    """Return a hint: the path nearest to ``name``, or to its last part."""
+    paths = list(all_fields())
+    near = difflib.get_close_matches(name, paths, 1, cutoff=0.8)
+    last = difflib.get_close_matches(name.rpartition(".")[2], {_parts(path)[-1] for path in paths}, 1)
+    near = near or difflib.get_close_matches(name, [path for path in paths if _parts(path)[-1] in last], 1, cutoff=0)
+    return f"Did you mean {near[0]}?" if near else "radioplat default_specs prints all fields."
 
 
 def _parts(path: str) -> list[str]:

@@ -10,11 +10,12 @@ from typing import Any
 from radioplat.spec.import_paths import IMPORT_PATH, NameOrImportPath
 from radioplat.spec.loading.fields import strip_optional
 from radioplat.spec.ranges import Range
-from radioplat.spec.reference.fields import ITEM, KEY, REQUIRED, Field, all_fields
+from radioplat.spec.reference.fields import REQUIRED, Field, all_fields
 from radioplat.spec.schema.root import Spec
 
 _ALSO_MAPPINGS = ("distill.teacher", "evaluate.models")  # lists that the loader makes of a mapping, too
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_NOTHING = {"type": "null"}
 # An interpolation, or a number or truth value that radioplat decides.
 _LATER = {"type": "string", "pattern": r"^auto$|\$\{|^\?\?\?$"}
 
@@ -43,15 +44,16 @@ def _section(section: type, path: str, definitions: dict[str, Any]) -> dict[str,
 
 
 def _property(field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
-    kind = strip_optional(field.kind)
-    text = {"description": field.text} if field.text else {}
-    nothing = [{"type": "null"}]
+    kind, choices = strip_optional(field.kind), []
     if field.is_section:
-        return {**text, "anyOf": [_section(kind, field.path, definitions), *nothing]}
-    default = {} if field.default == REQUIRED else {"default": field.default}
-    optional = kind is not field.kind
-    nothing += [{"type": "object"}] if field.path in _ALSO_MAPPINGS else []
-    return {**text, **default, "anyOf": [_of_kind(kind, field, definitions), _LATER, *nothing[not optional :]]}
+        choices = [_section(kind, field.entry, definitions), _NOTHING]
+    else:
+        choices = [_of_kind(kind, field, definitions), _LATER]
+        choices += [_NOTHING] if kind is not field.kind else []
+        choices += [{"type": "object"}] if field.path in _ALSO_MAPPINGS else []
+    text = {"description": field.text} if field.text else {}
+    default = {} if field.is_section or field.default == REQUIRED else {"default": field.default}
+    return {**text, **default, "anyOf": choices}
 
 
 def _of_kind(kind: Any, field: Field, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -59,9 +61,9 @@ def _of_kind(kind: Any, field: Field, definitions: dict[str, Any]) -> dict[str, 
     if kind is Any:
         return {}
     if origin in (list, dict):
-        inner, below = args[-1], field.path + (ITEM if origin is list else f".{KEY}")
+        inner = args[-1]
         is_section = dataclasses.is_dataclass(inner)
-        entry = _section(inner, below, definitions) if is_section else _of_kind(inner, field, definitions)
+        entry = _section(inner, field.entry, definitions) if is_section else _of_kind(inner, field, definitions)
         return (
             {"type": "array", "items": entry} if origin is list else {"type": "object", "additionalProperties": entry}
         )

@@ -12,7 +12,7 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.launch.preflight.teaching import ROLES, backbone_parameters
 from radioplat.models.detectors.base import Detector
-from radioplat.spec.loading.weights_fields import value_of, weights_fields
+from radioplat.spec.loading.weights_fields import weights_fields
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.resolved.teacher import AVERAGE, ResolvedTeacher
 from radioplat.spec.resolved.zero import sharding
@@ -53,9 +53,9 @@ def plan(spec: Spec, task: str | None = None) -> Plan:
 
 def _changed_weights(spec: Spec) -> Iterator[Problem]:
     """Yield a problem for each file of fetched weights that is not the one of the lock file."""
-    for where, holder, name in weights_fields(spec):
-        if path := value_of(holder, name):
-            yield from hash_problems(path, where)
+    for field in weights_fields(spec):
+        if field.value:
+            yield from hash_problems(field.value, field.path)
 
 
 def _source_lines(preflight: Preflight) -> Iterator[SourceLine]:

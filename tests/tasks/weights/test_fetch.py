@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from safetensors.torch import save
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.loading.weights_fields import unfetched_weights
+from radioplat.spec.loading.weights_fields import WEIGHTS, unfetched_weights, weights_fields
+from radioplat.spec.reference.fields import all_fields
 from radioplat.spec.weights.lock import Entry, Pin, add_to_lock, read_lock
 from tests.helpers.loopback_hub import Hub, loopback_hub, sha
 
@@ -154,6 +156,14 @@ def test_a_task_that_opens_no_teacher_needs_no_teacher(tmp_path, monkeypatch):
     assert spec.distill.teacher[0].pretrained_teacher_model_path == "hf://org/large"
     (problem,) = unfetched_weights(spec)
     assert "Run `radioplat weights fetch hf://org/large`" in str(problem) and problem in check(spec)
+
+
+def test_every_field_of_weights_may_name_an_address():
+    """A field of the schema that is named like one of them, and that no task resolves, is named here."""
+    teacher = {"ensemble": ["a", "b"]}
+    fields = {field.path for field in weights_fields(load_spec({"distill": {"teacher": [teacher]}}))}
+    named = {path for path in all_fields() if path.rpartition(".")[2] in WEIGHTS}
+    assert {re.sub(r"\[\d\]", "[]", path).removesuffix("[]") for path in fields} == named
 
 
 def test_entries_of_several_processes_are_all_in_the_lock_file(tmp_path):
