@@ -21,8 +21,8 @@ def fetch_repository(address: Address, pinned: Entry | None, again: bool = False
     """Download the files of a repository that are not in the cache yet.
 
     Args:
-        pinned: its commit and files are fetched, and files that differ from it are fetched again; None for the newest
-            commit, or the address's revision.
+        pinned: its files that are missing or differ are fetched from its commit; None for the newest commit, or the
+            address's revision.
         again: download files that are in the cache, too.
 
     Raises:
@@ -31,16 +31,16 @@ def fetch_repository(address: Address, pinned: Entry | None, again: bool = False
     where, repository = address.text, pinned.repository if pinned else address.repository
     try:
         if pinned:
-            revision, names, value = pinned.revision, list(pinned.files), pinned.value
-        else:
-            revision, names, value = _newest(address)
-        _download(repository, revision, names, again)
-        folder = folder_of(Entry(repository, revision))
-        if pinned and (wrong := [name for name in names if not _is(folder / name, pinned.files[name])]):
-            for name in wrong:  # of a link also the file that it points to, which the client would link again
+            revision, names, value, folder = pinned.revision, list(pinned.files), pinned.value, folder_of(pinned)
+            wanted = [name for name in names if not _is(folder / name, pinned.files[name])]
+            for name in wanted:  # of a link also the file that it points to, which the client would link again
                 (folder / name).resolve().unlink(missing_ok=True)
                 (folder / name).unlink(missing_ok=True)
-            _download(repository, revision, names)
+        else:
+            revision, names, value = _newest(address)
+            wanted, folder = names, folder_of(Entry(repository, revision))
+        if wanted:
+            _download(repository, revision, wanted, again)
     except Exception as error:  # the client raises many kinds, of three libraries
         there = folder_of(Entry(repository, pinned.revision if pinned else "COMMIT")).parents[1]
         hint = f"Run the same command where there is a network, and copy {there} and the lock file from there."

@@ -71,6 +71,7 @@ def test_a_model_of_timm_is_fetched_pinned_and_used(hub: Hub, run, tmp_path, wei
     assert "is not the file that weights.lock.json pins" in run("plan", "-e", "spec.yaml", code=1)
     run("weights", "fetch")
     assert path.read_bytes() == weights
+    run("weights", "fetch", HF_ENDPOINT="http://127.0.0.1:1")  # all is here: no hub is needed
     path.resolve().unlink()
     assert "is missing. Run `radioplat weights fetch timm:" in run("plan", "-e", "spec.yaml", code=1)
     run("weights", "fetch")
