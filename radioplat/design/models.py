@@ -233,6 +233,7 @@ def _head(teacher: ResolvedTeacher, info: TeacherInfo, slot: int, own_classifier
         summary_norm=FORMS[teacher.summary_norm],
         spatial_norm=FORMS[teacher.spatial_norm],
         raw_kinds=teacher.raw_kinds,
+        identity=not teacher.use_head,
         text_tower=info.native.text_tower if "summary" in wanted and not teacher.ensemble else "",
     )
 

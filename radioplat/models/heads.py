@@ -73,6 +73,7 @@ class HeadArchitecture:
         upsample: how many times finer than the student's map the head's is, by pixel shuffle.
         summary_norm, spatial_norm: form of the target normalization: scalar, channels, matrix or layer.
         raw_kinds: kinds whose layers compute raw features, which are transformed for the losses as the targets are.
+        identity: no layers: summary and map are the student's own features, which are in the teacher's raw space.
         text_tower: OpenCLIP's ``name:tag`` of the text tower whose space the summary is in; empty: none or unknown.
     """
 
@@ -90,6 +91,7 @@ class HeadArchitecture:
     summary_norm: str = SCALAR
     spatial_norm: str = SCALAR
     raw_kinds: tuple[str, ...] = ()
+    identity: bool = False
     text_tower: str = field(default="", compare=False)  # changes no layer
 
     def __post_init__(self) -> None:
@@ -111,7 +113,8 @@ class TeacherHead(TargetSpaces):
         where: the teacher's field path, for messages.
 
     Raises:
-        SpecError: a map whose width is not a multiple of an ``attn`` head's attention heads.
+        SpecError: a map whose width is not a multiple of an ``attn`` head's attention heads; without layers, a width
+            that is not the teacher's.
     """
 
     def __init__(
@@ -121,6 +124,11 @@ class TeacherHead(TargetSpaces):
         a = self.architecture = architecture
 
         def head(width_in: int, width_out: int, num_inner: int) -> nn.Module:
+            if a.identity:
+                if width_in != width_out:
+                    message = f"without a head the widths must be equal: the student's is {width_in}, its {width_out}"
+                    raise SpecError(message, where=f"{where}.use_head", hint="Set it to true.")
+                return nn.Identity()
             return MLP2(width_in, a.hidden, width_out, num_inner) if a.hidden else nn.Linear(width_in, width_out)
 
         self.summary = None if a.summary_dim is None else head(token_dim, a.summary_dim, a.num_inner)

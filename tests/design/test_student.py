@@ -100,6 +100,7 @@ CNN, RESNET = {"type": "test_efficientnet"}, {"type": "test_resnet"}
             "distill.teacher[0].spatial_mlp_version",
             "24 wide",
         ),
+        (["distill.teacher[1].use_head=false"], None, "distill.teacher[1].use_head", "student's is 32, its 64"),
         (["distill.mlp_hidden_size=4000000", "distill.mlp_num_inner=2"], None, "distill.mlp_hidden_size", "GiB"),
         (
             ["distill.mlp_hidden_size=1000000", "distill.teacher[0].spatial_num_inner=3"],

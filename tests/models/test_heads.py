@@ -99,3 +99,26 @@ def test_inner_blocks_of_the_map_alone():
     assert (len(head.summary.blocks), len(head.spatial.blocks)) == (1, 3)
     head = TeacherHead(HeadArchitecture("a", 4, 4, hidden=8, num_inner=1), 6, 6)
     assert (len(head.summary.blocks), len(head.spatial.blocks)) == (1, 1)
+
+
+@pytest.mark.parametrize("form", ["scalar", "channels", "matrix", "layer"])
+def test_without_layers_features_are_the_students_own_and_losses_compare_them_after_the_targets_transform(form):
+    architecture = HeadArchitecture(
+        "a", 4, 4, summary_norm=form, spatial_norm=form, raw_kinds=("summary", "spatial"), identity=True
+    )
+    head = TeacherHead(architecture, 4, 4)
+    assert not list(head.parameters())
+    if form != "layer":
+        for kind in ("summary", "spatial"):
+            head.set_space(kind, mean=torch.arange(4.0))
+    features = Features(torch.randn(2, 4), torch.randn(2, 3, 3, 4), {})
+    raw, compared = head(features), head(features, raw=False)
+    assert torch.equal(raw.summary, features.summary) and torch.equal(raw.spatial, features.spatial)
+    torch.testing.assert_close(compared.summary, head.standardize("summary", features.summary))
+    torch.testing.assert_close(compared.spatial, head.standardize("spatial", features.spatial))
+
+
+def test_without_layers_the_widths_must_be_equal():
+    with pytest.raises(SpecError, match=r"the student's is 6, its 4") as error:
+        TeacherHead(HeadArchitecture("a", 4, identity=True), 6, 6, "distill.teacher[1]")
+    assert error.value.problems[0].where == "distill.teacher[1].use_head"

@@ -249,6 +249,12 @@ def _cut(
             where="prune.parts",
             hint="Leave width out, or train heads of spatial_mlp_version: v2.",
         )
+    if PrunePart.width in config.cut and any(head.identity for head in student.architecture.heads):
+        raise SpecError(
+            "the width cannot be pruned: the student's features are compared with a teacher's as they are",
+            where="prune.parts",
+            hint="Leave width out, or train with distill.teacher[].use_head: true.",
+        )
     graph = trace(student, readers)
     groups = list(groups_of(student, graph, config, score, readers, fixed))
     if not groups:

@@ -199,6 +199,8 @@ def _unsupported(head: TeacherHead, name: str, own_code: bool) -> str:
     """Return the reason why the format does not support a head; empty if it does."""
     if name.isdigit():
         return "RADIO interprets a number as a position in its list"
+    if head.architecture.identity:
+        return "it has no layers (use_head: false), and RADIO's heads are MLPs"
     if any(is_linear(head, kind) for kind in ("summary", "spatial")):
         return "it is a single linear layer, and RADIO's heads are MLPs (distill.use_mlp=true)"
     if not any(has_mlp(head, kind) for kind in ("summary", "spatial")):

@@ -72,7 +72,7 @@ def raw_layers(head: TeacherHead, kind: str, tensors: dict[str, torch.Tensor]) -
     """
     layers = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
     mean = tensors.get(f"{kind}_mean")
-    if mean is None or mean.is_meta:
+    if mean is None or mean.is_meta or not layers:
         return layers
     theirs = copy.deepcopy(head)
     theirs.register_space(kind, len(mean), form_of(kind, tensors))

@@ -89,6 +89,7 @@ class ResolvedTeacher:
     bindings: tuple[Bound, ...] = ()
     spatial_num_inner: int = 0
     spatial_version: str = "v2"
+    use_head: bool = True
     head_upsample: int = 1
     token_slot: int | None = None
     summary_norm: TargetNormType = TargetNormType.none
@@ -146,6 +147,8 @@ class ResolvedTeacher:
     @property
     def raw_kinds(self) -> tuple[str, ...]:
         """Kinds whose head computes raw features although the losses compare transformed ones."""
+        if not self.use_head:
+            return tuple(sorted({"summary", "spatial"} & self.wanted))
         measured = (kind for kind, norm in self.norms.items() if norm is not TargetNormType.layer_norm)
         return tuple(measured) if self.both_sides else ()
 
@@ -247,6 +250,7 @@ def _resolve(spec: Spec, teacher: TeacherConfig, index: int, name: str) -> Resol
         bindings=bindings_of(common, name, detects),
         spatial_num_inner=_spatial_num_inner(teacher, common),
         spatial_version=teacher.spatial_mlp_version,
+        use_head=teacher.use_head,
         head_upsample=teacher.fd_upsample_factor,
         token_slot=teacher.summary_token_idx,
         summary_norm=norms["summary"],

@@ -319,6 +319,9 @@ class TeacherConfig:
     extra_losses: list[ExtraLossConfig] = field(default_factory=list)  # (+)
     # index of the student's class token that the head reads; default: a token of its own
     summary_token_idx: int | None = number(None, at_least=0)
+    # (+) false: the student's features are compared with this teacher's as they are, so that they can replace it; the
+    # widths must be equal
+    use_head: bool = True
     # form of the head for the feature map: v2, an MLP; or attn, with two ViT blocks first
     spatial_mlp_version: str = "v2"
     # residual blocks of the head for the feature map; unset: distill.mlp_num_inner, with spatial_mlp_version:

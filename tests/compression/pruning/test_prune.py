@@ -223,6 +223,14 @@ def test_a_family_that_cannot_be_pruned_says_so_before_there_are_weights(kind, p
         dry_run(StudentArchitecture(kind, {}, img_size=224), asked)
 
 
+def test_the_width_that_a_teacher_is_compared_with_as_it_is_stays():
+    head = HeadArchitecture("a", 64, 64, raw_kinds=("summary", "spatial"), identity=True)
+    form = dataclasses.replace(student("radio_vit_tiny_patch16").architecture, heads=(head,))
+    dry_run(form, PruneConfig(parts=[PrunePart.hidden]))
+    with pytest.raises(SpecError, match="prune.parts: the width cannot be pruned"):
+        dry_run(form, PruneConfig(parts=[PrunePart.width]))
+
+
 def test_a_rehearsal_of_what_can_be_pruned_draws_nothing():
     form = student("radio_vit_tiny_patch16").architecture
     state = torch.get_rng_state()

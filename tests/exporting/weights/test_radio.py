@@ -309,11 +309,12 @@ def test_chosen_adaptors_and_refusals(radio_student):
         student.architecture.heads[0],
         HeadArchitecture("flat", 4, 4, token_slot=1),
         HeadArchitecture("2", 4, token_slot=2, hidden=8),
+        HeadArchitecture("same", 32, 32, identity=True),
     )
     odd = radio_student(heads=flat)
     assert radio_file(odd).adaptors == ["clip"]
-    assert ["left out" in note for note in radio_file(odd).notes[:2]] == [True, True]
-    for name, why in (("flat", "use_mlp"), ("2", "a position in its list")):
+    assert ["left out" in note for note in radio_file(odd).notes[:3]] == [True] * 3
+    for name, why in (("flat", "use_mlp"), ("2", "a position in its list"), ("same", "use_head")):
         with pytest.raises(EngineError, match=why):
             radio_file(odd, [name])
     cnn = radio_student(type="test_efficientnet", kwargs={}, heads=())

@@ -128,3 +128,19 @@ def test_a_transform_that_moves_is_said_by_name(under, image_batch, tmp_path, ol
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-4)
     kept = torch.equal(again.heads["sam"].spatial_mean, student.heads["sam"].spatial_mean)
     assert kept == (old == MATRIX)  # of the same form it stays until the run's own takes its place
+
+
+def test_a_student_without_layers_in_a_head_starts_from_its_own_file(radio_student, image_batch, tmp_path):
+    heads = (HeadArchitecture("clip", 32, 32, raw_kinds=("summary", "spatial"), identity=True),)
+    student = radio_student(heads=heads)
+    again, notes = begun(student, CHANNELS, tmp_path / "s.safetensors")
+    assert notes == []
+    with torch.no_grad():
+        features = student(image_batch())
+    assert torch.equal(again.heads["clip"](features).summary, features.summary)
+    anew, notes = begun(radio_student(), SCALAR, tmp_path / "t.safetensors")
+    assert notes == []
+    before = dataclasses.replace(anew.architecture, heads=heads)
+    spec = load_spec(None, [f"{MODEL}={tmp_path / 't.safetensors'}"])
+    assert any("clip" in note for note in start_notes(spec, before)), "the layers of the file's head are not used"
+    assert torch.equal(start_student(spec, before).heads["clip"](features).summary, features.summary)

@@ -43,6 +43,7 @@ _OF_LOSSES = (
     "spatial_focal_weight",
     "extra_losses",
     "summary_token_idx",
+    "use_head",
     "spatial_mlp_version",
     "spatial_num_inner",
     "fd_upsample_factor",

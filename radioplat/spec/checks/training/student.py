@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.unused_fields import unused_fields
+from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.root import Spec
 
 HEAD_VERSIONS = ("v2", "attn")
+_OF_HEADS = ("spatial_mlp_version", "spatial_num_inner", "fd_upsample_factor")
 _STUDENT_ONLY = ("freeze_norm", "drop_path", "spectral_reparam", "cpe", "cpe_crop", "position_dropout")
 
 
@@ -22,6 +24,11 @@ def student_structure(spec: Spec) -> Iterator[Problem]:
         if teacher.spatial_mlp_version not in HEAD_VERSIONS:
             message, hint = f"no head is called {teacher.spatial_mlp_version!r}", f"Valid: {', '.join(HEAD_VERSIONS)}."
             yield Problem(message, f"distill.teacher[{i}].spatial_mlp_version", hint)
+        if not teacher.use_head:
+            where, message = f"distill.teacher[{i}]", "this teacher has no head (use_head: false)"
+            yield from unused_fields(teacher, _OF_HEADS, where, message, "Leave it out.")
+            if any(term.kind == "logits" for term in resolve_teachers(spec)[i].terms):
+                yield Problem("class scores need a head", f"{where}.use_head", "Set it to true, or take mode: summary.")
     if train.zero_stage == 3:
         hint = "Take train.zero_stage 0, 1 or 2."
         if backbone.spectral_reparam:

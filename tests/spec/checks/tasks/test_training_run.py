@@ -114,6 +114,8 @@ def test_the_published_example_has_no_problem():
         (f"{T}.adaptor=featup", f"{T}.adaptor"),
         (f"{T}.summary_token_idx=-1", f"{T}.summary_token_idx"),
         (f"{T}.spatial_mlp_version=v3", f"{T}.spatial_mlp_version"),
+        (f"{T}={{use_head: false, fd_upsample_factor: 2}}", f"{T}.fd_upsample_factor"),
+        (f"{T}={{use_head: false, loss_type: KL, mode: logits}}", f"{T}.use_head"),
         (f"{T}.spatial_num_inner=-1", f"{T}.spatial_num_inner"),
         (f"{T}.fd_upsample_factor=0", f"{T}.fd_upsample_factor"),
         (f"{T}.stochastic_resolutions.224=-1", f"{T}.stochastic_resolutions.224"),
