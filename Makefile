@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: quickstart test check lint proof clean distclean
+.PHONY: quickstart test check lint proof docs clean distclean
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -67,6 +67,11 @@ lint: $(STAMP)
 PROOFS ?=
 proof: $(STAMP)
 	$(RUN) $(VENV)/bin/python tests/proofs.py $(PROOFS)
+
+# The documentation site, in build/site; without the network.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	echo "The site: build/site/index.html"
 
 $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"

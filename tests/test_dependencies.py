@@ -1,4 +1,4 @@
-"""What the package imports is declared in pyproject.toml, and nothing else is."""
+"""What the package imports is declared in pyproject.toml, and nothing else is, but tools for tests and docs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONAL = {"pynvml", "tensorrt", "infer_onnxruntime"}
 
 def _declared() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "test"}
+    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name not in ("docs", "test")}
     return {"": project["dependencies"], **extras}
 
 
