@@ -1,10 +1,11 @@
-"""Links and spec fields of the pages exist, README reaches every page, the glossary is alphabetical."""
+"""Links, spec fields and commands of the pages exist, README reaches every page, the glossary is alphabetical."""
 
 from __future__ import annotations
 
 import dataclasses
 import pkgutil
 import re
+import shlex
 import typing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 import radioplat
+from radioplat.cli.parser import build_parser
 from radioplat.spec.schema.root import Spec
 
 ROOT = Path(__file__).parents[1]
@@ -58,14 +60,22 @@ def test_the_glossary_is_alphabetical():
     assert terms == sorted(terms, key=str.lower)
 
 
+def blocks(*languages: str) -> list[tuple[str, str]]:
+    """Code blocks of the pages in one of the languages, each after its page's name and number."""
+    found = []
+    for page, text in PAGES.items():
+        for number, (language, block) in enumerate(re.findall(r"^ *```([^\n]*)\n(.*?)^ *```$", text, re.S | re.M)):
+            found += [(f"{page.stem}-{number}", block)] if language in languages else []
+    return found
+
+
 def spec_blocks() -> list[typing.Any]:
     """Each YAML block of the pages that is a part of a spec; ``, ...}`` and ``[...]`` stand for more of the same."""
     params = []
-    for page, text in PAGES.items():
-        for number, block in enumerate(re.findall(r"^```yaml\n(.*?)^```$", text, re.S | re.M)):
-            tree = yaml.safe_load(re.sub(r",? *\.\.\.(?=[]}])", "", block))
-            if "parameters" not in tree:  # else it is a search space
-                params.append(pytest.param(tree, id=f"{page.stem}-{number}"))
+    for name, block in blocks("yaml"):
+        tree = yaml.safe_load(re.sub(r",? *\.\.\.(?=[]}])", "", block))
+        if "parameters" not in tree:  # else it is a search space
+            params.append(pytest.param(tree, id=name))
     return params
 
 
@@ -116,3 +126,26 @@ def python_names() -> list[str]:
 @pytest.mark.parametrize("name", python_names())
 def test_a_dotted_name_of_the_package_exists(name):
     pkgutil.resolve_name(name)
+
+
+def commands() -> list[typing.Any]:
+    """Each command of radioplat in the code blocks of the pages, without variables before it and pipes behind it."""
+    found = []
+    for name, block in blocks("", "bash", "sh", "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            line = re.sub(r"^(?:[A-Z_]+=\S* )*", "", line.strip().removeprefix("$ "))
+            words = shlex.split(line, comments=True) if line.startswith("radioplat ") else []
+            if words and "..." not in words:
+                end = next((n for n, word in enumerate(words) if re.match(r"[|>&;]|2>", word)), len(words))
+                found.append(pytest.param(words[1:end], id=f"{name}: {' '.join(words[1:end])}"))
+    return found
+
+
+@pytest.mark.parametrize("words", commands())
+def test_a_command_of_the_pages_is_one_that_the_parser_takes(words):
+    build_parser("radioplat").parse_args(words)
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for name, block in blocks("python")])
+def test_a_python_block_is_python(block):
+    compile(block, "block", "exec")

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import radioplat
+from radioplat.cli.parser import GROUPS, TASKS
+from radioplat.spec.reference.fields import all_fields
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -42,3 +46,33 @@ def test_no_page_loads_anything_from_another_server(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     assert [page.name for page in pages if loading.search(page.read_text(encoding="utf-8"))] == []
+
+
+def ids(page: Path) -> set[str]:
+    """What links to a page may name."""
+    return set(re.findall(r'id="([^"]+)"', page.read_text(encoding="utf-8")))
+
+
+def test_every_field_of_the_spec_has_an_entry_with_its_path(site):
+    anchors = {page.stem: ids(page) for page in (site / "reference" / "fields").glob("*.html")}
+    paths = [path.replace("[]", "") for path in all_fields()]
+    assert [path for path in paths if path not in anchors.get(path.partition(".")[0], anchors["index"])] == []
+
+
+def test_every_command_has_an_entry(site):
+    names = [*TASKS, *(f"{group}-{verb}" for group, (_, verbs) in GROUPS.items() for verb in verbs)]
+    assert {f"radioplat-{name}" for name in names} <= ids(site / "reference" / "commands.html")
+
+
+def test_every_public_name_of_python_has_an_entry_with_its_docstring(site):
+    page = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    assert [name for name in radioplat.__all__ if f"radioplat.{name}" not in page] == []
+    assert "radioplat.training.hooks.step_hook.StepHook" in ids(site / "reference" / "python.html")
+    assert re.search(r"Distil a student from the spec.s teachers", page) and not re.search(r":(class|func|meth):", page)
+
+
+def test_a_page_links_the_fields_and_commands_that_it_names_to_the_reference(site):
+    page = (site / "training.html").read_text(encoding="utf-8")
+    assert '<a href="reference/fields/train.html#train.precision"><code>train.precision</code></a>' in page
+    field = (site / "reference" / "fields" / "train.html").read_text(encoding="utf-8")
+    assert re.search(r'id="train.precision".*?<a href="[^"]*training.html#precision-zero-and-offload">', field, re.S)
