@@ -70,7 +70,7 @@ proof: $(STAMP)
 
 # The documentation site, in build/site; without the network.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	echo "The site: build/site/index.html"
 
 $(STAMP): pyproject.toml constraints.txt

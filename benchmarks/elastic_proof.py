@@ -1,7 +1,7 @@
 """The proof that losing workers and nodes changes nothing: a quiet run against one that is beaten.
 
-``python -m benchmarks.elastic_proof --out docs/elastic.png [--steps 300] [--seed 0]``. The quiet run is one process
-without Ray. The beaten one has between one and three workers on as many raylets of this machine, of which it loses
+``python -m benchmarks.elastic_proof --out docs/measurements/elastic.png [--steps 300] [--seed 0]``. The quiet run is
+one process without Ray. The beaten one has one to three workers on as many raylets of this machine, of which it loses
 workers (-9), raylets (-9) and nodes with notice, and to which nodes are added, all at random steps. Then every step's
 sample ids, every step's loss, every final tensor and the ledger are compared. A few minutes on two cores.
 

@@ -1,4 +1,4 @@
-"""The table of folders in docs/architecture.md, made from the tree. ``python tests/folders.py`` writes it anew."""
+"""Write the table of folders in docs/contribute/architecture.md from the tree: ``python tests/folders.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "contribute" / "architecture.md"
 BEGIN, END = "<!-- folders: python tests/folders.py -->\n", "<!-- end of folders -->\n"
 
 

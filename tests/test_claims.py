@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # of apache.org/licenses/LICENSE-2.0.txt
 
 
@@ -41,7 +41,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/measurements/quickstart.md"])
 def test_quickstart_figures_are_the_means_of_three_seeds(page):
     measured = json.loads((ROOT / "docs" / "receipts" / "quickstart_seeds.json").read_text())
     assert len(measured["seeds"]) >= 3 and list(rows(page)) == list(FIGURES)
@@ -53,7 +53,7 @@ def test_quickstart_figures_are_the_means_of_three_seeds(page):
         assert (low, high) == pytest.approx((min(values), max(values)), abs=step * 1.2), name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/measurements/quickstart.md"])
 def test_quickstart_sentence_is_the_means(page):
     measured = json.loads((ROOT / "docs" / "receipts" / "quickstart_seeds.json").read_text())
     sentence = (ROOT / page).read_text().split("**With ", 1)[1].split("**", 1)[0]

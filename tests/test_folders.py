@@ -1,4 +1,4 @@
-"""The tree is as docs/architecture.md says, and no folder holds more than a reader can look over."""
+"""The tree is as docs/contribute/architecture.md says, and no folder holds more than a reader can look over."""
 
 from __future__ import annotations
 

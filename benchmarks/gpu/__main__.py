@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--gpus N] [--student vit_large] [--teachers clip_h,dinov2_g] [--seconds 300] [--out FILE]
 
 Needs torch and timm; a rung that needs more says so where it is missing. On a machine without a GPU it runs a tiny
-ladder, to test its code: those figures say nothing of a GPU. docs/gpu.md explains the figures. The last line on stdout
-is one JSON object; with ``--out`` it is also written to a file after each rung, so that a killed run is not lost.
+ladder, to test its code: those figures say nothing of a GPU. docs/measurements/gpu.md explains the figures. The last
+line on stdout is one JSON object; ``--out`` also writes it to a file after each rung, so a killed run is not lost.
 
 Exit status: 0; 1 if the MFU of the rung ``inline``, or of ``ddp`` where that was not measured, is below
 ``--mfu-floor``, or neither was measured while there is a floor.

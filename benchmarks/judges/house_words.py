@@ -66,7 +66,7 @@ def places(root: Path) -> Iterator[tuple[str, str, str]]:
                 first = RIDDLE.match(ast.get_docstring(node) or "")
                 if first:
                     yield "docstring", first[1] + " ...", f"{where}:{getattr(node, 'lineno', 1)}"
-    for path in [*sorted((root / "docs").glob("*.md")), root / "README.md", root / "CONTRIBUTING.md"]:
+    for path in [*sorted((root / "docs").rglob("*.md")), root / "README.md", root / "CONTRIBUTING.md"]:
         text = re.sub(r"```.*?```", lambda m: "\n" * m[0].count("\n"), path.read_text(encoding="utf-8"), flags=re.S)
         for number, line in enumerate(text.splitlines(), 1):
             for match in PROSE.finditer(line):

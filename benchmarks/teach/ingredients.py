@@ -8,8 +8,8 @@ variant that it names. Seeds are those of the weights and draws; the order and t
 all, so that teachers compute each view once. Two runs at a time, a thread each.
 
 ``--answers`` keeps what each student answered to the judge's probes, some kilobytes a run, and a run whose answers are
-there is not run again (``--answers docs/receipts/ingredients`` goes on from those of docs/recipe.md). What was
-interrupted goes on, and ``--minutes`` starts no run after so many. The last line on stdout is one JSON object: for each
+there is not run again (``--answers docs/receipts/ingredients`` goes on from those of docs/measurements/recipe.md). A
+killed run goes on, and ``--minutes`` starts no run after so many. The last line on stdout is one JSON object: for each
 variant, over the seeds that it and the other side have, at least two, the differences on each figure of
 `benchmarks/judges/knn.py`, paired over queries and seeds, with the p-value of its normal approximation and ``holm``:
 that, corrected for all variants of the figure (Holm 1979).

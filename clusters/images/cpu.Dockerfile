@@ -1,6 +1,6 @@
 # Heads, CPU workers, submitters: radioplat without CUDA.
 #   docker build -f clusters/images/cpu.Dockerfile -t REGISTRY/radioplat-cpu:0.1.0 .
-# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/clusters.md)
+# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/how_to/clusters.md)
 ARG BASE=python:3.12.12-slim-bookworm
 FROM $BASE
 

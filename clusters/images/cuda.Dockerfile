@@ -1,7 +1,7 @@
 # Students and teachers on NVIDIA GPUs. The wheels carry CUDA 13; the driver comes from the host, by NVIDIA's container
 # toolkit or GPU operator.
 #   docker build -f clusters/images/cuda.Dockerfile -t REGISTRY/radioplat-cuda:0.1.0 .
-# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/clusters.md)
+# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/how_to/clusters.md)
 ARG BASE=python:3.12.12-slim-bookworm
 FROM $BASE
 

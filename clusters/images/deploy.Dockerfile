@@ -2,7 +2,7 @@
 #   docker build -f clusters/images/deploy.Dockerfile -t REGISTRY/radioplat-deploy:0.1.0 .
 #   docker run --gpus all -v $PWD/results:/shared REGISTRY/radioplat-deploy:0.1.0 \
 #       radioplat gen_trt_engine -e /shared/spec.yaml
-# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/clusters.md)
+# Pin it: --build-arg BASE=python:3.12.12-slim-bookworm@sha256:... (docs/how_to/clusters.md)
 ARG BASE=python:3.12.12-slim-bookworm
 FROM $BASE
 

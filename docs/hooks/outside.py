@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 # Pages of the root: their addresses in the site
 PAGES = {
     "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contribute/contributing.md",
+    "CHANGELOG.md": "contribute/changelog.md",
+    "SECURITY.md": "contribute/security.md",
 }
 # A link or picture, with fences and inline code as alternatives that come first, so that no link is found in them
-_LINK = re.compile(r"^( *)(`{3,}).*?^\1\2`*\s*$|`[^`\n]*`|(?<=\]\()([^)\s#]+)", re.M | re.S)
+_LINK = re.compile(r"^( *)(`{3,}).*?^\1\2`*\s*$|`(?:[^`\n]|\n(?!\n))*`|(?<=\]\()([^)\s#]+)", re.M | re.S)
 
 
 def link_targets(markdown: str) -> list[str]:

@@ -48,7 +48,7 @@ _ADVICE = {
 
 
 def guarded(action: Callable[[], object]) -> int:
-    """Run ``action``, show an error that ends it as a message, and return the exit status (see docs/workers.md)."""
+    """Run ``action``, show an error that ends it as a message, and return the exit status (docs/train/workers.md)."""
     try:
         status = action()
     except RadioplatError as error:

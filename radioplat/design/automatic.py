@@ -29,9 +29,9 @@ from radioplat.teachers.adapters.timm_model import native_input_of, pretrained_c
 
 SMALL_BATCH = 32  # images of a micro-batch, below which BatchNorm's statistics are too noisy for pretrained weights
 # Adam's rates for students from random weights, with and without BatchNorm, at 32 images a step. The first is better
-# than half and twice of it for mobilenetv3_small, and as good as half of it for resnet10t (docs/quality.md). The second
-# was tried with a tiny ViT alone. The third, for pruned students, is that of part `half` of benchmarks.teach; 6e-5,
-# 3e-4 and 3e-3 taught its student less in one trial each.
+# than half and twice of it for mobilenetv3_small, and as good as half of it for resnet10t (see
+# docs/measurements/quality.md). The second was tried with a tiny ViT alone. The third, for pruned students, is that of
+# part `half` of benchmarks.teach; 6e-5, 3e-4 and 3e-3 taught its student less in one trial each.
 SCRATCH_BATCHNORM_LR, SCRATCH_LR, PRUNED_LR = 6e-3, 1e-3, 1e-3
 # Adam's noise stays the same if the rate follows the square root of the batch (Malladi et al. 2022, arXiv 2205.10287).
 # Variants `batch_...` of `benchmarks.teach.ingredients` compare rates at both ends; nothing was measured beyond them.

@@ -1,4 +1,4 @@
-"""The code of docs/extend.md, run as it is printed: a user's own loss, teacher, metric and step hook in one run."""
+"""The code of docs/define/extend.md, run as printed: a user's own loss, teacher, metric and step hook in one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tracking.status import read_status
 
-PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
+PAGE = Path(__file__).parents[2] / "docs" / "define" / "extend.md"
 BLOCK = re.compile(r"^```(python|yaml)\n# (\S+)\n(.*?)^```$", re.M | re.S)
 
 

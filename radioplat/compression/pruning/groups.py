@@ -184,7 +184,7 @@ def unsupported(student: Student, why: str) -> SpecError:
         f"{student.architecture.type} cannot be pruned this way: {why}",
         where="model.backbone.type",
         hint="ViT, ResNet, ConvNeXt, EfficientNet and MobileNet can; for others try prune.parts: [hidden] "
-        "(docs/pruning.md lists families).",
+        "(docs/use/pruning.md lists families).",
     )
 
 

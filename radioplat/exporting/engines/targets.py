@@ -46,7 +46,11 @@ def choose_targets(
         if name.lower() == "auto":
             chosen += [gpu for gpu in AUTO if gpu in known and not unsupported_type(gpu, data_types)]
         elif name.upper() not in known:
-            more = " For a Jetson Orin export a bundle and build there: docs/jetson.md." if name.upper() == ORIN else ""
+            more = (
+                " For a Jetson Orin export a bundle, build there: docs/how_to/jetson.md."
+                if name.upper() == ORIN
+                else ""
+            )
             raise EngineError(f"{builder} does not support a GPU {name!r}", where=WHERE, hint=hint + more)
         elif unsupported := unsupported_type(name.upper(), data_types):
             raise EngineError(

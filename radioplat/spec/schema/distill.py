@@ -14,7 +14,7 @@ MISSING: Any = "???"  # omegaconf's mark of a field without a default; the schem
 
 
 class LossType(NameOrImportPath):
-    """Distillation losses (formulas in docs/losses.md), or the user's own as ``package.module:function``.
+    """Distillation losses (formulas in docs/define/losses.md), or the user's own as ``package.module:function``.
 
     TAO has those up to ``BALANCED``, and ``IOU``.
     """

@@ -18,7 +18,7 @@ def show(teachers: Sequence[KnownTeacher]) -> None:
         ["model.backbone.type", "licence", "px", "norm_mean", "norm_std"],
         rows,
         note="licence: of the weights, as their page on the hub states it; read it there. Others, and how each is "
-        "read, are in docs/teachers.md. Any of timm's: radioplat teachers list PATTERN.",
+        "read, are in docs/define/teachers.md. Any of timm's: radioplat teachers list PATTERN.",
     )
     first = teachers[0]
     terminal.say(f"fetch its weights: radioplat weights fetch {first.address}")

@@ -16,7 +16,7 @@ from radioplat.data.views.equivariance import quadrilateral
 from radioplat.data.views.render import reduction, render, view_matrix
 from radioplat.quickstart.photographs import PHOTOGRAPHS
 
-PSNR = 36.0  # dB, the least mean over photographs; see docs/performance.md
+PSNR = 36.0  # dB, the least mean over photographs; see docs/measurements/performance.md
 
 
 def seen_coordinates(pixels: np.ndarray, width: int, height: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The fragment of docs/recipes.md against UNIC's loss (arXiv 2408.05088; naver/unic, modeling/losses.py)."""
+"""The fragment of docs/define/recipes.md against UNIC's loss (arXiv 2408.05088; naver/unic, modeling/losses.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radioplat.losses.registry import criterion
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
 
-PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "define" / "recipes.md"
 
 
 def of_vectors(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:

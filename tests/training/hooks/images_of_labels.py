@@ -1,4 +1,4 @@
-"""The example of docs/extend.md: a step hook of one's own, as ``train.hooks: [images_of_labels:ImagesOfLabels]``."""
+"""The example of docs/define/extend.md: a step hook, as ``train.hooks: [images_of_labels:ImagesOfLabels]``."""
 
 import torch
 

@@ -16,7 +16,7 @@ UNSUPPORTED = {
     "calibration": "It reads INT8 ranges from Q/DQ nodes only: `radioplat quantize`, then `radioplat export` on the "
     "checkpoint that it writes.",
     # Its timing cache has had no effect since version 1.2: kernels are timed where the engine runs.
-    "dla_core": "A Jetson needs an engine of backend tensorrt, built there: docs/jetson.md.",
+    "dla_core": "A Jetson needs an engine of backend tensorrt, built there: docs/how_to/jetson.md.",
     "timing_cache": "Remove it; kernels are chosen on the GPU where the engine runs.",
 }
 
