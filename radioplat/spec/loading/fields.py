@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -29,6 +29,7 @@ _OTHER_TASKS = {
     "decoder": "SegFormer (segmentation)",
 }
 _REQUIRED = "???"
+ITEM, KEY = "[]", "NAME"  # in a path: an entry of a list, and the user's name of an entry of a mapping
 
 
 def faults(value: Any, kind: Any, path: str, root: type) -> Iterator[Problem]:
@@ -102,16 +103,42 @@ def is_secret(path: str) -> bool:
     return path.rpartition(".")[2].lower().endswith(("key", "secret", "token", "password"))
 
 
-def paths(kind: Any, path: str = "") -> Iterator[str]:
-    """Yield every field path below the dataclass ``kind``; lists with index 0."""
-    hints = typing.get_type_hints(kind)
-    for name in (field.name for field in dataclasses.fields(kind)):
-        at, inner = f"{path}.{name}" if path else name, strip_optional(hints[name])
-        yield at
-        if typing.get_origin(inner) is list:
-            at, inner = f"{at}[0]", typing.get_args(inner)[0]
+class Entry(NamedTuple):
+    """One field in a walk over the schema.
+
+    Attributes:
+        path: for example ``distill.teacher[].mode`` or ``teachers.NAME.num_cpus``.
+        section: the dataclass that has it.
+        field: its definition there.
+        kind: its annotation.
+    """
+
+    path: str
+    section: type
+    field: dataclasses.Field[Any]
+    kind: Any
+
+
+def walk(section: type, path: str = "") -> Iterator[Entry]:
+    """Yield every field at and below the dataclass ``section``, in the schema's order; a section before its fields."""
+    for field in dataclasses.fields(section):
+        at, kind = f"{path}.{field.name}" if path else field.name, _hints(section)[field.name]
+        yield Entry(at, section, field, kind)
+        inner = innermost(kind)
         if dataclasses.is_dataclass(inner):
-            yield from paths(inner, at)
+            yield from walk(typing.cast(type, inner), at + entry_mark(kind))
+
+
+def innermost(kind: Any) -> Any:
+    """Return the annotation of the innermost entries of a list or mapping; any other without ``None``."""
+    kind = strip_optional(kind)
+    args = typing.get_args(kind)
+    return innermost(args[-1]) if typing.get_origin(kind) in (list, dict) and args else kind
+
+
+def entry_mark(kind: Any) -> str:
+    """Return the end of the path of an entry: ``[]`` of a list, ``.NAME`` of a mapping, nothing of another field."""
+    return {list: ITEM, dict: f".{KEY}"}.get(typing.get_origin(strip_optional(kind)), "")
 
 
 def _section(value: dict[str, Any], kind: type, path: str, root: type) -> Iterator[Problem]:
@@ -196,7 +223,7 @@ def _nearest(key: str, hints: dict[str, Any], path: str, root: type) -> str:
     close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
     if close and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.6:
         return f"Did you mean {path + '.' if path else ''}{close[0]}?"
-    elsewhere = [p for p in paths(root) if p.rpartition(".")[2] == key]
+    elsewhere = [entry.path.replace(ITEM, "[0]") for entry in walk(root) if entry.field.name == key]
     if elsewhere:
         return f"Did you mean {max(elsewhere, key=lambda p: _shared(p, path))}?"
     if close:

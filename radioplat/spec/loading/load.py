@@ -32,6 +32,7 @@ from radioplat.spec.ranges import range_problems
 from radioplat.spec.resolved.image_extension import extension_problems
 from radioplat.spec.resolved.image_sizes import scale_problems
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.weights.address import timm_name
 
 
 def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
@@ -66,6 +67,7 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         spec = _merged(tree)
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
+    _accept_timm_names(spec)
     use_local_weights(spec)
     problems = [*scale_problems(spec), *range_problems(spec), *extension_problems(spec)]
     if problems:
@@ -256,6 +258,12 @@ def _accept_single_teacher(plain: dict[str, Any]) -> None:
     distill = plain.get("distill")
     if isinstance(distill, dict) and isinstance(distill.get("teacher"), dict):
         distill["teacher"] = [distill["teacher"]]
+
+
+def _accept_timm_names(spec: Spec) -> None:
+    """Take ``timm/NAME`` and ``timm:NAME`` for timm's ``NAME`` as the type of a backbone, in place."""
+    for backbone in (spec.model.backbone, *(teacher.model.backbone for teacher in spec.distill.teacher)):
+        backbone.type = backbone.type and timm_name(backbone.type)
 
 
 def _accept_named_models(plain: dict[str, Any]) -> None:

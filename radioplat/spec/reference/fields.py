@@ -6,19 +6,17 @@ import dataclasses
 import difflib
 import functools
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from radioplat.errors import SpecError
 from radioplat.spec.import_paths import NameOrImportPath
-from radioplat.spec.loading.fields import strip_optional
+from radioplat.spec.loading.fields import KEY, Entry, entry_mark, innermost, strip_optional, walk
 from radioplat.spec.ranges import Range, range_of
 from radioplat.spec.reference.comments import ADDITION, comment_of, docstring_of, words_of
 from radioplat.spec.schema.root import Spec
 
-ITEM, KEY = "[]", "NAME"  # in a path: an entry of a list, and the user's name of an entry of a mapping
 REQUIRED = "???"  # the default of a field that a spec must have
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -46,7 +44,7 @@ class Field:
     @property
     def section(self) -> type | None:
         """The dataclass of a section, or of the entries of a list or mapping of sections; else None."""
-        inner = _inner(self.kind)
+        inner = innermost(self.kind)
         return typing.cast(type, inner) if dataclasses.is_dataclass(inner) else None
 
     @property
@@ -57,8 +55,7 @@ class Field:
     @property
     def entry(self) -> str:
         """The path of an entry of a list or mapping of sections; of another field its own."""
-        mark = {list: ITEM, dict: f".{KEY}"}.get(typing.get_origin(strip_optional(self.kind)), "")
-        return f"{self.path}{mark}" if self.section else self.path
+        return self.path + entry_mark(self.kind) if self.section else self.path
 
     @property
     def below(self) -> list[Field]:
@@ -68,7 +65,7 @@ class Field:
     @property
     def words(self) -> dict[str, str]:
         """The words of an enumeration, with their meanings."""
-        inner = _inner(self.kind)
+        inner = innermost(self.kind)
         return words_of(inner) if isinstance(inner, type) and issubclass(inner, Enum) else {}
 
     @property
@@ -77,15 +74,8 @@ class Field:
         kind = strip_optional(self.kind)
         text = _described(kind)
         if self.limits and str(self.limits):
-            text += f", {'' if _inner(kind) is kind else 'each '}{self.limits}"
+            text += f", {'' if innermost(kind) is kind else 'each '}{self.limits}"
         return text if kind is self.kind else f"{text}; or null: unset"
-
-
-def _inner(kind: Any) -> Any:
-    """Return the annotation of the innermost entries of a list or mapping."""
-    kind = strip_optional(kind)
-    args = typing.get_args(kind)
-    return _inner(args[-1]) if typing.get_origin(kind) in (list, dict) and args else kind
 
 
 def _described(kind: Any) -> str:
@@ -111,23 +101,16 @@ def _several(kind: Any) -> str:
 @functools.cache
 def all_fields() -> dict[str, Field]:
     """Return all fields of the spec by path, in the schema's order; a section comes before its fields."""
-    return {field.path: field for field in _of_section(Spec, "")}
+    return {entry.path: _documented(entry) for entry in walk(Spec)}
 
 
-def _of_section(section: type, path: str) -> Iterator[Field]:
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        if typing.get_origin(hints[field.name]) is typing.ClassVar:
-            continue
-        at, kind = f"{path}.{field.name}" if path else field.name, hints[field.name]
-        comment, inner = comment_of(section, field.name), _inner(kind)
-        documented = isinstance(inner, type) and (dataclasses.is_dataclass(inner) or issubclass(inner, Enum))
-        text = comment.removeprefix(ADDITION).strip() or (docstring_of(inner) if documented else "")
-        addition = comment.startswith(ADDITION) or text.startswith(ADDITION)
-        made = Field(at, kind, _default(field), range_of(field), text.removeprefix(ADDITION).strip(), addition)
-        yield made
-        if made.section:
-            yield from _of_section(made.section, made.entry)
+def _documented(entry: Entry) -> Field:
+    comment, inner = comment_of(entry.section, entry.field.name), innermost(entry.kind)
+    described = isinstance(inner, type) and (dataclasses.is_dataclass(inner) or issubclass(inner, Enum))
+    text = comment.removeprefix(ADDITION).strip() or (docstring_of(inner) if described else "")
+    addition = comment.startswith(ADDITION) or text.startswith(ADDITION)
+    text = text.removeprefix(ADDITION).strip()
+    return Field(entry.path, entry.kind, _default(entry.field), range_of(entry.field), text, addition)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -25,7 +25,9 @@ class CpeCrop(str, Enum):
 class BackboneConfig:
     """A backbone: TAO's name or any timm model name, and the source of its weights."""
 
-    type: str | None = None  # required unless the weights are a radioplat checkpoint, which contains it
+    # TAO's or timm's name (NAME, timm/NAME or timm:NAME); required unless the weights are a radioplat checkpoint, which
+    # contains it
+    type: str | None = None
     pretrained_backbone_path: str | None = (
         None  # file or folder of weights to start from, or the address of fetched ones
     )

@@ -11,6 +11,7 @@ from radioplat.errors import SpecError
 HUB, TIMM = "hf://", "timm:"
 _FORMS = "hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE, timm:NAME or https://SERVER/FILE"
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+?))?(?:/([\w./-]+))?")
+_TIMM = re.compile(r"^(?:hf-hub:|hf_hub:)?timm[:/](?:timm/)?(?=[\w.-]+$)")
 
 
 class Kind(str, Enum):
@@ -41,6 +42,14 @@ class Address:
     url: str = ""
 
 
+def timm_name(text: str) -> str:
+    """Return ``NAME`` for ``timm/NAME`` and ``timm:NAME``, with the tag of the weights if it has one.
+
+    Any other text, ``package.module:Class`` too, is returned as it is.
+    """
+    return _TIMM.sub("", text, count=1)
+
+
 def is_address(text: str | None) -> bool:
     """Return whether ``text`` is an address, not a path."""
     return bool(text) and str(text).startswith((HUB, TIMM, "https://", "http://"))
@@ -56,7 +65,7 @@ def parse_address(text: str, where: str = "") -> Address:
         SpecError: it has none of the forms.
     """
     if text.startswith(TIMM) and text.removeprefix(TIMM):
-        return Address(text, Kind.timm, text.removeprefix(TIMM).removeprefix("timm/"))
+        return Address(text, Kind.timm, timm_name(text))
     if text.startswith(("https://", "http://")):
         server, _, path = text.partition("://")[2].partition("/")
         if "@" in server or "?" in path:
