@@ -13,6 +13,8 @@ from pathlib import Path
 from radioplat.cli.arguments import RUN, existing, read_spec
 from radioplat.common import terminal
 
+AUTO = "auto"  # `plan auto`: the task that the spec describes
+
 
 def distill(args: argparse.Namespace) -> None:
     """Distil a student from the spec's teachers."""
@@ -141,7 +143,8 @@ def plan(args: argparse.Namespace) -> int:
     from radioplat.tasks.plan.plan import plan as run
     from radioplat.tasks.plan.show import show
 
-    return 0 if show(run(spec, args.planned)) else 1
+    task = None if args.verb == AUTO else args.verb
+    return 0 if show(run(spec, task, space=getattr(args, "space", None))) else 1
 
 
 def index(args: argparse.Namespace) -> None:

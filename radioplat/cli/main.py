@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from radioplat.cli.completion import answer_shell
 from radioplat.cli.defect import show_defect
 from radioplat.cli.parser import TASKS, build_parser
 from radioplat.cli.tao_options import with_tao_options
@@ -22,13 +23,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0; 1 for a problem that was reported; 70 for a defect of radioplat; 75 after SIGTERM, when the same
         command continues the run; 130 when interrupted. Wrong arguments exit with 2.
     """
-    args = build_parser("radioplat").parse_args(argv)
+    parser = build_parser("radioplat")
+    answer_shell(parser)
+    args = parser.parse_args(argv)
     return guarded(lambda: args.run(with_tao_options(args)))
 
 
 def radio(argv: Sequence[str] | None = None) -> int:
     """Run the command ``radio``, which TAO users know: ``distill`` alone."""
-    args = build_parser("radio", {"distill": TASKS["distill"]}, {}).parse_args(argv)
+    parser = build_parser("radio", {"distill": TASKS["distill"]}, {})
+    answer_shell(parser)
+    args = parser.parse_args(argv)
     return guarded(lambda: args.run(with_tao_options(args)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from radioplat import __version__
-from radioplat.cli import commands, nodes, weights
+from radioplat.cli import commands, completion, nodes, weights
 from radioplat.cli.tao_options import add_tao_options
 
 
@@ -34,29 +34,19 @@ def add_overrides(
 
 
 class Command(NamedTuple):
-    """A command: the function to run, whose docstring is the help text, and the function that adds its arguments.
+    """A command: the function to run, the function that adds its arguments, and the help text.
 
-    The function returns the exit status, or nothing for 0.
+    The function returns the exit status, or nothing for 0. The text is by default the function's docstring.
     """
 
     run: Callable[[argparse.Namespace], int | None]
     arguments: Callable[[argparse.ArgumentParser], None] = add_spec
+    text: str = ""
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
     parser.add_argument("--space", metavar="FILE", required=True, help="the search space, a YAML file")
-
-
-def _plan(parser: argparse.ArgumentParser) -> None:
-    add_spec(parser)
-    parser.add_argument(
-        "--task",
-        dest="planned",
-        choices=("distill", "train", "quantize"),
-        help="the run to plan; default: train if there are labels and no teachers, quantize if quantize.mode is qat "
-        "and there is a student to quantize, else distill",
-    )
 
 
 def _index(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +120,7 @@ def _pools(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pools", nargs="*", metavar="POOL")
 
 
-TASKS = {
+SPEC_TASKS = {  # each with a spec, and planned by `plan`
     "distill": Command(commands.distill),
     "train": Command(commands.train),
     "train_upsampler": Command(commands.train_upsampler),
@@ -144,7 +134,8 @@ TASKS = {
     "export": Command(commands.export),
     "gen_trt_engine": Command(commands.gen_trt_engine),
     "tune": Command(commands.tune, _tune),
-    "plan": Command(commands.plan, _plan),
+}
+TASKS = SPEC_TASKS | {
     "push": Command(weights.push, weights.add_push),
     "index": Command(commands.index, _index),
     "pack": Command(commands.pack, _pack),
@@ -154,10 +145,23 @@ TASKS = {
     "profile": Command(commands.profile, _profile),
     "default_specs": Command(commands.default_specs, _default_specs),
     "explain": Command(commands.explain, _explain),
+    "completion": Command(completion.completion, completion.add_completion),
     "quickstart": Command(commands.quickstart, add_overrides),
     "doctor": Command(nodes.doctor, nodes.add_doctor),
 }
+_CHOSEN = "the task that the spec describes: train for labels without teachers, quantize for quantize.mode: qat with a "
+_CHOSEN += "student to quantize, else distill; `radioplat plan -e SPEC` does the same"
 GROUPS = {  # commands of two words: first word, help text, commands by the second word
+    "plan": (
+        "Check everything that would stop a task, without starting it, and print its models, data, memory and length.",
+        {
+            commands.AUTO: Command(commands.plan, text=_CHOSEN),
+            **{
+                name: Command(commands.plan, task.arguments, task.run.__doc__ or "")
+                for name, task in SPEC_TASKS.items()
+            },
+        },
+    ),
     "show": ("Show the data of a run.", {"data": Command(commands.show_data, _batches)}),
     "weights": (
         "Fetch, inspect or convert weights.",
@@ -195,6 +199,15 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
 class _Parser(argparse.ArgumentParser):
     """A parser that proposes the nearest word for a wrong command or value (from Python 3.14 on argparse does)."""
 
+    default_verb = ""  # put before the first argument, if that is no verb
+
+    def parse_known_args(self, args=None, namespace=None):  # noqa: ANN001, ANN201 - as argparse has it
+        """Parse ``args``; `plan -e SPEC` without a task is `plan auto -e SPEC`."""
+        words = list(sys.argv[1:] if args is None else args)
+        if self.default_verb and words and words[0] not in ("-h", "--help") and ("=" in words[0] or words[0][0] == "-"):
+            words = [self.default_verb, *words]
+        return super().parse_known_args(words, namespace)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], 1)
         if near and value not in (action.choices or ()):
@@ -216,14 +229,19 @@ def build_parser(
     for name, command in tasks.items():
         _add(subparsers, name, command)
     for group, (text, verbs) in groups.items():
-        inner = subparsers.add_parser(group, help=text).add_subparsers(dest="verb", required=True, metavar="verb")
+        of_group = subparsers.add_parser(group, help=text, description=text)
+        of_group.default_verb = commands.AUTO if commands.AUTO in verbs else ""
+        inner = of_group.add_subparsers(
+            dest="verb", required=True, metavar="task" if commands.AUTO in verbs else "verb"
+        )
         for verb, command in verbs.items():
             _add(inner, verb, command)
     return parser
 
 
 def _add(subparsers, name: str, command: Command) -> None:
-    parser = subparsers.add_parser(name, help=command.run.__doc__, description=command.run.__doc__)
+    text = command.text or command.run.__doc__
+    parser = subparsers.add_parser(name, help=text, description=text)
     command.arguments(parser)
     add_tao_options(parser, name)
     parser.set_defaults(run=command.run)

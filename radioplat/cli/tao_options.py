@@ -30,7 +30,7 @@ _TRAINING = {
 _BATCH = "gen_trt_engine.tensorrt.max_batch_size is an engine's largest batch; export.batch_size fixes that of the file"
 # Command -> names of an option -> its field, its note (no effect) or the reason why it is refused
 _OPTIONS: dict[str, dict[tuple[str, ...], dict[str, Any]]] = {
-    **dict.fromkeys(("distill", "train", "quantize", "compress", "plan"), _TRAINING),
+    **dict.fromkeys(("distill", "train", "quantize", "compress", "auto"), _TRAINING),
     "evaluate": {
         **_COMMON,
         ("--gpus", "--num_gpus"): {"field": "evaluate.num_gpus", "metavar": "N"},

@@ -1,4 +1,7 @@
-"""Terminal output: lines, tables, errors, progress bars."""
+"""Terminal output: lines, tables, errors, progress bars.
+
+rich is imported where it is used: it takes longer than everything else that a shell's completion needs.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from radioplat.common.redact import redact
 from radioplat.errors import RadioplatError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LONGEST_FIGURE = 40  # characters; longer cells are prose, and their column begins at the left
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -22,6 +24,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def show_error(error: RadioplatError) -> None:
     """Print one line per problem on stderr, with secrets masked."""
+    from rich.console import Console
+    from rich.markup import escape
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for problem in error.problems:
         console.print(f"[bold red]error[/] {escape(shown(redact(str(problem))))}")
@@ -29,6 +34,9 @@ def show_error(error: RadioplatError) -> None:
 
 def show_table(title: str, columns: list[str], rows: list[list[str]], note: str = "") -> None:
     """Print a table on stdout."""
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title=shown(title), title_justify="left", caption=note or None, caption_justify="left")
     for i, column in enumerate(columns):
         prose = any(len(row[i]) > _LONGEST_FIGURE for row in rows)
@@ -66,6 +74,9 @@ def counting(label: str) -> Iterator[Callable[[int, int], None]]:
 
         yield line
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
@@ -90,5 +101,7 @@ def size(count: float) -> str:
 
 
 def _stdout() -> Console:
+    from rich.console import Console
+
     # A pipe has no width; without one, tables would be folded to 80 columns.
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 140)

@@ -34,20 +34,11 @@ class TaskFolder:
     ) -> None:
         self.path = Path(override) if override else Path(results_dir) / task
         field = f"{task}.results_dir" if override else "results_dir"
-        if "://" in str(override or results_dir):
-            raise RadioplatError(
-                f"{override or results_dir} is no folder; task logs are appended to, which object stores cannot do",
-                where=field,
-                hint="Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine.",
-            )
+        check_local(str(override or results_dir), field)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RadioplatError(
-                f"cannot create the results folder {self.path}: {error.strerror}",
-                where=field,
-                hint="Name a folder that can be written.",
-            ) from None
+            raise _unusable(self.path, error.strerror, field) from None
 
     @property
     def experiment_path(self) -> Path:
@@ -119,6 +110,39 @@ class TaskFolder:
         """Return the checkpoint that ``model_latest`` points to; None if there is no link, or no checkpoint there."""
         link = self.path / "model_latest"
         return link.resolve() if link.exists() else None
+
+
+def check_local(path: str, field: str) -> None:
+    """Refuse an object store as a results folder.
+
+    Raises:
+        RadioplatError: ``path``, the value of ``field``, is on one.
+    """
+    if "://" in path:
+        raise RadioplatError(
+            f"{path} is no folder; task logs are appended to, which object stores cannot do",
+            where=field,
+            hint="Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine.",
+        )
+
+
+def nearest_folder(path: Path, field: str) -> Path:
+    """Return ``path``, or the nearest folder above it that exists, in which a task can create ``path``.
+
+    Raises:
+        RadioplatError: ``path``, the value of ``field``, cannot be created or written.
+    """
+    here = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not here.is_dir():
+        raise _unusable(path, f"{here} is a file", field)
+    if not os.access(here, os.W_OK | os.X_OK):
+        raise _unusable(path, f"{here} cannot be written", field)
+    return here
+
+
+def _unusable(path: Path, reason: str | None, field: str) -> RadioplatError:
+    message = f"cannot create the results folder {path}: {reason}"
+    return RadioplatError(message, where=field, hint="Name a folder that can be written.")
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> Path:

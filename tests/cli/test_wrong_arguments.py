@@ -43,7 +43,7 @@ def test_no_command_imports_torch_or_ray_before_it_has_read_its_arguments(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "near"), [(["distil", "-e", "x"], "distill"), (["plan", "-e", "x", "--task", "trian"], "train")]
+    ("words", "near"), [(["distil", "-e", "x"], "distill"), (["plan", "trian", "-e", "x"], "train")]
 )
 def test_the_nearest_word_is_proposed(words, near, capsys):
     with pytest.raises(SystemExit, match="2"):

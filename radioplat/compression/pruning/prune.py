@@ -145,14 +145,14 @@ def _readers(detector: Detector) -> Readers:
     return Readers(list(layers), read)
 
 
-def dry_run(architecture: StudentArchitecture, config: PruneConfig) -> None:
-    """Prune an untrained student, so that errors come before data are read or teachers run.
+def dry_run(architecture: StudentArchitecture, config: PruneConfig) -> Cuts | None:
+    """Prune an untrained student, so that errors come before data are read or teachers run; return what it would lose.
 
     Raises:
         SpecError: as :func:`prune_model`.
     """
     if not config.cut and not config.blocks:
-        return
+        return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         student = Student(architecture).fold().eval()
@@ -160,7 +160,7 @@ def dry_run(architecture: StudentArchitecture, config: PruneConfig) -> None:
         if not ChannelScore(config).needs_gradients:
             student.fuse_branches()
         plain = replace(config, score=PruneScore.magnitude)
-        prune_model(student, plain, ChannelScore(plain), images)
+        return prune_model(student, plain, ChannelScore(plain), images)[1]
 
 
 def prune_alike(student: Student, config: PruneConfig, cuts: Cuts) -> Student:

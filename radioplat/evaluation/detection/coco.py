@@ -104,10 +104,11 @@ def _results(truth: Sequence[Boxes], detections: Sequence[Detections], classes: 
     ]
 
 
-def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-    """Return precision ``[thresholds, recalls, classes, sizes]`` and recall ``[thresholds, classes, sizes]``.
+def load_coco() -> tuple[Any, Any]:
+    """Import pycocotools' ``COCO`` and ``COCOeval``.
 
-    Both are -1 where there is no object.
+    Raises:
+        SpecError: it is not installed.
     """
     try:
         from pycocotools.coco import COCO
@@ -115,6 +116,15 @@ def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]
     except ImportError:
         hint = "pip install 'radioplat[detect]'"
         raise SpecError("COCO's measures need pycocotools", where="evaluate", hint=hint) from None
+    return COCO, COCOeval
+
+
+def _evaluate(truth: dict, results: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """Return precision ``[thresholds, recalls, classes, sizes]`` and recall ``[thresholds, classes, sizes]``.
+
+    Both are -1 where there is no object.
+    """
+    COCO, COCOeval = load_coco()  # noqa: N806
     if not truth["categories"] or not truth["images"]:
         classes = len(truth["categories"])
         return -np.ones((10, 101, classes, 4)), -np.ones((10, classes, 4))

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
 import radioplat
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.calibration import is_calibrated
+from radioplat.exporting.engines.backends.openvino import load_openvino
 from radioplat.exporting.engines.comparison import causes_of_slowness, compare_latency, warnings_of
 from radioplat.exporting.engines.coverage import Coverage, coverage
 from radioplat.exporting.engines.engine_record import mark_latency, state_of, write_engine
@@ -121,15 +122,8 @@ def build_engine(
         EngineError: a wrong field, a file that does not match the config, or the builder's reason.
     """
     onnx_path, engine_path = Path(onnx_path), Path(engine_path)
-    if engine_path.suffix != ".engine":
-        raise EngineError(f"{engine_path} must end in .engine", where=f"{SECTION}.trt_engine")
-    if problems := list(engine_problems(config)):
-        raise EngineError(*problems)
-    data_type = parse_engine_type(config.data_type)
-    chosen, reason = choose_backend(backend)
-    file = read_onnx(onnx_path)
-    calibrated = chosen is EngineBackend.tensorrt and is_calibrated(config.calibration)
-    check_data_type(file, data_type, calibrated)
+    inputs = open_inputs(onnx_path, engine_path, config, backend)
+    file, data_type, chosen, reason = inputs.file, inputs.data_type, inputs.backend, inputs.reason
     request = BuildRequest(config, height, width, timing_cache, gpu_id, verbose)
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         covered = _write(file, engine_path, chosen, reason, request, Path(scratch))
@@ -145,6 +139,34 @@ def build_engine(
     recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
     own = {"path": engine_path, "backend": chosen, "batch": tuple(record["batch"]), "outputs": list(file.outputs)}
     return EngineReport(**recorded | own | {"coverage": covered})
+
+
+class EngineInputs(NamedTuple):
+    """The checked file of an engine, its data type, and its backend with the reason for it."""
+
+    file: OnnxInput
+    data_type: str
+    backend: EngineBackend
+    reason: str
+
+
+def open_inputs(onnx_path: Path, engine_path: Path, config: TensorRTConfig, backend: EngineBackend) -> EngineInputs:
+    """Read the file, choose the backend, and check that they fit the config; arguments as of :func:`build_engine`.
+
+    Raises:
+        EngineError: a wrong field, a backend that is not installed, or a file that does not match the config.
+    """
+    if engine_path.suffix != ".engine":
+        raise EngineError(f"{engine_path} must end in .engine", where=f"{SECTION}.trt_engine")
+    if problems := list(engine_problems(config)):
+        raise EngineError(*problems)
+    data_type = parse_engine_type(config.data_type)
+    chosen, reason = choose_backend(backend)
+    if chosen is EngineBackend.openvino:
+        load_openvino()
+    file = read_onnx(onnx_path)
+    check_data_type(file, data_type, chosen is EngineBackend.tensorrt and is_calibrated(config.calibration))
+    return EngineInputs(file, data_type, chosen, reason)
 
 
 def _write(

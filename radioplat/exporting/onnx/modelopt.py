@@ -10,10 +10,10 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -45,6 +45,18 @@ class OnnxLayers:
     skipped: dict[str, str]
 
 
+def load_quantize() -> Callable[..., Any]:
+    """Import ModelOpt's ``quantize``.
+
+    Raises:
+        SpecError: it is not installed.
+    """
+    with needs("nvidia-modelopt", "modelopt.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from modelopt.onnx.quantization import quantize
+    return cast("Callable[..., Any]", quantize)
+
+
 def quantize_onnx(
     source: Path,
     path: Path,
@@ -70,9 +82,7 @@ def quantize_onnx(
         SpecError: ModelOpt is not installed, or has no such argument.
         EngineError: the file cannot be read, is quantized already, or ModelOpt fails on it.
     """
-    with needs("nvidia-modelopt", "modelopt.onnx"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from modelopt.onnx.quantization import quantize
+    quantize = load_quantize()
     model = read_graph(source, "quantize.model_path")
     if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.node):
         raise EngineError(f"{source} is quantized already", where="quantize.model_path", hint="Use the file in floats.")

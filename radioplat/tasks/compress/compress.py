@@ -26,7 +26,7 @@ from radioplat.tasks.compress.derive import check_chain, depends_on, fingerprint
 from radioplat.tasks.compress.groups import Group, Step, compress_problems, groups_of
 from radioplat.tasks.compress.outcome import student_outcome
 from radioplat.tasks.compress.stages import UNTRAINED
-from radioplat.tasks.evaluate.gate_metrics import gate_metric, measure, measuring_spec
+from radioplat.tasks.evaluate.gate_metrics import gate_metric, gate_spec, measure
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
@@ -81,22 +81,31 @@ def compress(
         Stopped: on SIGTERM; a stage that trains has saved a checkpoint.
     """
     spec = load_spec(spec, overrides)
-    if problems := list(compress_problems(spec)):
-        raise SpecError(*problems)
-    groups = groups_of(spec.compress)
-    check_chain(spec, [step for group in groups for step in group.steps])
+    groups = checked_groups(spec)
     folder = TaskFolder(spec.results_dir, "compress")
     with handling_sigterm(), Lease(folder.path, say):
         chain = _Chain(spec, folder.path, say)
         return log_task(folder, "compress", to_yaml(spec), lambda: chain.run(groups), _kpi)
 
 
+def checked_groups(spec: Spec) -> list[Group]:
+    """Return the stages in order, after the check of the spec of each.
+
+    Raises:
+        SpecError: with the problems of all stages.
+    """
+    if problems := list(compress_problems(spec)):
+        raise SpecError(*problems)
+    groups = groups_of(spec.compress)
+    check_chain(spec, [step for group in groups for step in group.steps])
+    return groups
+
+
 class _Chain:
     def __init__(self, spec: Spec, folder: Path, say: Callable[[str], None]) -> None:
         self._spec, self._folder, self._say = spec, folder, say
         self._record, self._metric = Record(folder / RECORD), gate_metric(spec)
-        own = spec.compress.gates.metric
-        self._measuring = measuring_spec(spec, [own] if own else [])
+        self._measuring = gate_spec(spec)
         self._measured_on = fingerprint(hashed_fields(self._measuring, Stage.evaluate))
         self._reference: Entry | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from radioplat.models.student.checkpoint import read_architecture
+from radioplat.spec.checks.tasks.training_task import command_with, is_taught
 from radioplat.spec.schema.retrain import RetrainConfig, RetrainMode
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Policy
@@ -30,11 +31,16 @@ def retrain(
     Raises:
         RadioplatError: as :func:`radioplat.tasks.distill.distill.distill`.
     """
+    run = distill if is_taught(retraining_command(spec, start)) else train
+    return run(retraining_spec(spec, config, start, folder), say=say).checkpoint.resolve()
+
+
+def retraining_command(spec: Spec, start: Path) -> str:
+    """Return the command, ``distill`` or ``train``, that retrains the student of ``start``, a checkpoint folder."""
     # A student with classes and without heads was trained on labels; one with neither are pretrained weights.
     architecture = read_architecture(start, "")
     taught = bool(architecture.heads) or not architecture.num_classes
-    run = distill if spec.distill.teacher and taught else train
-    return run(retraining_spec(spec, config, start, folder), say=say).checkpoint.resolve()
+    return command_with(teachers=bool(spec.distill.teacher) and taught)
 
 
 def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path) -> Spec:

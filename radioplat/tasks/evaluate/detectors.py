@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
+from radioplat.data.detection.detection_set import DetectionSet
 from radioplat.data.detection.split import read_split
 from radioplat.errors import SpecError
 from radioplat.evaluation.detection.detection_errors import DetectionErrors, detection_errors
@@ -161,13 +162,24 @@ def evaluate_detectors(spec: Spec) -> DetectorsReport:
     return log_task(folder, "evaluate", to_yaml(spec), lambda: _evaluate(spec, folder), DetectorsReport.figures)
 
 
-def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
-    models, dataset = open_detectors(spec, "cuda" if torch.cuda.is_available() else "cpu"), spec.dataset
+def open_inputs(spec: Spec, device: str) -> tuple[list[DetectorModel], DetectionSet]:
+    """Open the detectors of ``evaluate.models`` and the annotated images.
+
+    Raises:
+        RadioplatError: one of them cannot be opened, or the images have classes that no detector has.
+    """
+    models, dataset = open_detectors(spec, device), spec.dataset
     names = next((model.class_names for model in models if model.class_names), tuple(dataset.classes))
     split = read_split(dataset.val_dataset, names, "dataset.val_dataset")
     if len(split.classes) > models[0].num_classes:  # a detector may have further classes, which no object has
         message = f"it has {models[0].num_classes} classes, and dataset.val_dataset has {len(split.classes)}"
         raise SpecError(message, where=f"{models[0].where}.path")
+    return models, split
+
+
+def _evaluate(spec: Spec, folder: TaskFolder) -> DetectorsReport:
+    models, split = open_inputs(spec, "cuda" if torch.cuda.is_available() else "cpu")
+    dataset = spec.dataset
     if spec.evaluate.max_images is not None:
         split = dataclasses.replace(split, pictures=split.pictures[: spec.evaluate.max_images])
     batch = spec.evaluate.batch_size or dataset.val_batch_size or dataset.batch_size

@@ -20,11 +20,11 @@ Result = EvaluateResult | DetectorReport | DetectorsReport
 Progress = Callable[[int, int], None] | None
 
 # Functions that evaluate a checkpoint, and evaluate.models, by kind; of mixed kinds all but the first are refused.
-_CHECKPOINT: dict[ModelKind | None, Callable[[Spec, Path, Progress], Result]] = {
+_CHECKPOINT: dict[ModelKind, Callable[[Spec, Path, Progress], Result]] = {
     ModelKind.detector: lambda spec, checkpoint, progress: evaluate_detector(spec, checkpoint),
     ModelKind.student: evaluate_students,
 }
-_MODELS: dict[ModelKind | None, Callable[[Spec, Progress], Result]] = {
+_MODELS: dict[ModelKind, Callable[[Spec, Progress], Result]] = {
     ModelKind.detector: lambda spec, progress: evaluate_detectors(spec),
     ModelKind.student: lambda spec, progress: evaluate_students(spec, None, progress),
 }
@@ -42,13 +42,23 @@ def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), pr
         RadioplatError: no checkpoint, no held-out images, or weights that cannot be read.
     """
     spec = load_spec(spec, overrides)
+    kind, path = evaluated(spec)
+    return _MODELS[kind](spec, progress) if path is None else _CHECKPOINT[kind](spec, path, progress)
+
+
+def evaluated(spec: Spec) -> tuple[ModelKind, Path | None]:
+    """Return the kind of the evaluated models, and the checkpoint; None for ``evaluate.models``.
+
+    Raises:
+        RadioplatError: fields contradict each other, there is no checkpoint, or models are of several kinds.
+    """
     if not (spec.dataset.val_dataset.tar_data_sources or spec.dataset.val_dataset.images_dir):
         raise SpecError("an evaluation needs held-out images", where="dataset.val_dataset.tar_data_sources")
     if problems := list(evaluation_problems(spec)):
         raise SpecError(*problems)
     if not spec.evaluate.models:
         path = find_checkpoint(spec, spec.evaluate.checkpoint, "evaluate.checkpoint").resolve()
-        return _CHECKPOINT.get(kind_of(path), evaluate_students)(spec, path, progress)
+        return kind_of(path) or ModelKind.student, path
     kinds = [kind_of(model.path) for model in spec.evaluate.models]
     kind = next((each for each in _MODELS if each in kinds), ModelKind.student)
     hint = "Evaluate detectors and students separately."
@@ -61,4 +71,4 @@ def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), pr
     ]
     if problems:
         raise SpecError(*problems)
-    return _MODELS[kind](spec, progress)
+    return kind, None

@@ -19,6 +19,12 @@ def gate_metric(spec: Spec) -> str:
     return (spec.compress.gates.metric or training_task(spec).gate_metric).short_name
 
 
+def gate_spec(spec: Spec) -> Spec:
+    """Return the spec by which the gates of a chain measure, see :func:`measuring_spec`."""
+    own = spec.compress.gates.metric
+    return measuring_spec(spec, [own] if own else [])
+
+
 def measuring_spec(spec: Spec, metrics: Sequence[MetricName] = ()) -> Spec:
     """Derive the spec for :func:`measure`: images of ``dataset.val_dataset``, even if there is a test split.
 

@@ -30,8 +30,10 @@ from radioplat.evaluation.metrics.shared_index import SharedIndex
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.open_models import TRAINED, OpenModels, open_evaluated, teachers_of, with_teachers
 from radioplat.evaluation.pictures.neighbours_panel import neighbours_panel
+from radioplat.models.student.student import StudentArchitecture
 from radioplat.models.weights.model_format import has_average
 from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.side_by_side import (
     ModelRow,
@@ -134,17 +136,9 @@ def _evaluate(
     spec: Spec, checkpoint: Path | None, folder: TaskFolder, progress: Callable[[int, int], None] | None
 ) -> EvaluateResult:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    opened = open_evaluated(spec, checkpoint, device)
-    teachers = teachers_of(spec, opened)
-    sizes = {model.size for model in opened.models.values()} | {t.view_size for t in teachers}
-    architectures = list(opened.architectures.values())
-    named = next((each.class_names for each in architectures if each.class_names), ())
-    bank, queries, classes = open_images(spec, sizes, named)
-    train, val = bank.reader.index, queries.reader.index
-    # Checked before the teachers' weights are loaded and images are encoded.
-    inputs = Inputs(next(iter(architectures), None), train, val, opened.models if opened.listed else {})
-    if problems := missing(spec, inputs):
-        raise SpecError(*problems)
+    inputs = open_inputs(spec, checkpoint, device)
+    opened, teachers, classes = inputs.opened, inputs.teachers, inputs.classes
+    bank, queries, architectures = inputs.bank, inputs.queries, inputs.architectures
     kinds = {t.name: sorted(t.wanted & {"summary", "spatial"}) for t in teachers}
     reference = next(iter(opened.models)) if opened.listed else None
     with with_teachers(spec, opened, device) as models, _processes(spec, checkpoint) as processes:
@@ -160,7 +154,7 @@ def _evaluate(
             if spec.evaluate.pictures:
                 _draw_neighbours(findings, setup, bank, queries, _shown(setup, opened))
     if num_classes := max((each.num_classes for each in architectures), default=0):
-        problems, notes = held_out_labels(val, num_classes)
+        problems, notes = held_out_labels(queries.reader.index, num_classes)
         findings.absent += [*map(str, problems), *notes]
     findings.absent += not_requested(spec)
     rows = side_by_side(opened.listed, findings)
@@ -173,6 +167,47 @@ def _evaluate(
     figures = result.figures()
     log_task_to_wandb(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
     return result
+
+
+@dataclass(frozen=True)
+class EvaluationInputs:
+    """The models and images of an evaluation, opened and checked.
+
+    Attributes:
+        teachers: those that one of the models has a head for; their weights are not read yet.
+        bank, queries: training and held-out images.
+        classes: their names.
+    """
+
+    opened: OpenModels
+    teachers: list[ResolvedTeacher]
+    bank: Images
+    queries: Images
+    classes: list[str]
+
+    @property
+    def architectures(self) -> list[StudentArchitecture]:
+        """Of the students among the models."""
+        return list(self.opened.architectures.values())
+
+
+def open_inputs(spec: Spec, checkpoint: Path | None, device: str) -> EvaluationInputs:
+    """Open the models and the images, and check that every metric can be measured.
+
+    Raises:
+        RadioplatError: a model or a split cannot be opened, or a metric lacks something.
+    """
+    opened = open_evaluated(spec, checkpoint, device)
+    teachers = teachers_of(spec, opened)
+    sizes = {model.size for model in opened.models.values()} | {t.view_size for t in teachers}
+    architectures = list(opened.architectures.values())
+    named = next((each.class_names for each in architectures if each.class_names), ())
+    bank, queries, classes = open_images(spec, sizes, named)
+    models = opened.models if opened.listed else {}
+    inputs = Inputs(next(iter(architectures), None), bank.reader.index, queries.reader.index, models)
+    if problems := missing(spec, inputs):
+        raise SpecError(*problems)
+    return EvaluationInputs(opened, teachers, bank, queries, classes)
 
 
 def _draw_neighbours(findings: Findings, setup: Setup, bank: Images, queries: Images, names: list[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from radioplat.exporting.engines.build import EngineReport, build_engine
+from radioplat.exporting.engines.build import EngineInputs, EngineReport, build_engine, open_inputs
 from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import check_channels, onnx_file
 from radioplat.tasks.shared.find_checkpoint import task_folder
@@ -24,7 +25,7 @@ def gen_trt_engine(spec: Spec) -> EngineReport:
     """
     folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
     report = log_task(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
-    made = Product(report.path, "engine", [Path(spec.gen_trt_engine.onnx_file or onnx_file(spec))])
+    made = Product(report.path, "engine", [_source(spec)])
     log_task_to_wandb(spec, folder.path, "gen_trt_engine", figures=_engine_kpi(report), made=made)
     return report
 
@@ -33,16 +34,35 @@ def _engine_kpi(report: EngineReport) -> dict[str, float]:
     return {"bytes": report.bytes, "seconds": report.seconds}
 
 
+def open_engine_inputs(spec: Spec) -> EngineInputs:
+    """Read and check everything that an engine is built from.
+
+    Raises:
+        EngineError: as :func:`gen_trt_engine`.
+    """
+    section = spec.gen_trt_engine
+    check_channels(section.input_channel, "gen_trt_engine")
+    return open_inputs(_source(spec), engine_file(spec), _config(spec), section.backend)
+
+
+def _source(spec: Spec) -> Path:
+    return Path(spec.gen_trt_engine.onnx_file or onnx_file(spec))
+
+
+def _config(spec: Spec) -> TensorRTConfig:
+    config, size = spec.gen_trt_engine.tensorrt, spec.gen_trt_engine.batch_size
+    if size > 0:
+        config = dataclasses.replace(config, min_batch_size=size, opt_batch_size=size, max_batch_size=size)
+    return config
+
+
 def _gen_trt_engine(spec: Spec) -> EngineReport:
     section = spec.gen_trt_engine
     check_channels(section.input_channel, "gen_trt_engine")
-    config, size = section.tensorrt, section.batch_size
-    if size > 0:
-        config = dataclasses.replace(config, min_batch_size=size, opt_batch_size=size, max_batch_size=size)
     return build_engine(
-        section.onnx_file or onnx_file(spec),
+        _source(spec),
         engine_file(spec),
-        config,
+        _config(spec),
         backend=section.backend,
         height=section.input_height,
         width=section.input_width,

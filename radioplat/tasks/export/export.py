@@ -10,7 +10,7 @@ from typing import Any
 
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.onnx.export import OnnxReport, export_in_halves, export_onnx
-from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights
+from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights, format_problems
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.student.student import sequence_problems
@@ -20,7 +20,7 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.side_files import find_needs, write_side_files
+from radioplat.tasks.export.side_files import Needs, find_needs, write_side_files
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint, task_folder
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
@@ -36,7 +36,7 @@ def export(spec: Spec) -> OnnxReport | WeightsReport:
         EngineError: there is no checkpoint, or the student cannot be exported with these settings.
         WeightsError: the checkpoint cannot be read.
     """
-    if problems := list(export_problems(spec)):
+    if problems := list(export_problems(spec)):  # before the folder is made
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)
     report = log_task(folder, "export", to_yaml(spec), lambda: _export(spec), _export_kpi)
@@ -46,7 +46,26 @@ def export(spec: Spec) -> OnnxReport | WeightsReport:
     return report
 
 
-def _export(spec: Spec) -> OnnxReport | WeightsReport:
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A model that can be exported.
+
+    Attributes:
+        needs: what the side files of an ONNX file need; None for other formats.
+    """
+
+    model: Any
+    needs: Needs | None
+
+
+def prepare_export(spec: Spec) -> Prepared:
+    """Open the model of ``export.checkpoint``, and check everything that the export needs.
+
+    Raises:
+        RadioplatError: as :func:`export`.
+    """
+    if problems := list(export_problems(spec)):
+        raise SpecError(*problems)
     config = spec.export
     check_channels(config.input_channel, "export")
     model: Any = open_model(
@@ -61,12 +80,21 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         side = spec.dataset.img_size
         if problems := list(detector_export_problems(config, height or side, width or side, model.stride)):
             raise SpecError(*problems)
-    if config.format is not ExportFormat.onnx:
+    if model.model_kind is not ModelKind.detector and (
+        problems := format_problems(model, config.format, config.adaptors, config.adaptor_types)
+    ):
+        raise EngineError(*problems)
+    return Prepared(model, find_needs(spec, model, onnx_file(spec)) if config.format is ExportFormat.onnx else None)
+
+
+def _export(spec: Spec) -> OnnxReport | WeightsReport:
+    config, prepared = spec.export, prepare_export(spec)
+    model, needs, height, width = prepared.model, prepared.needs, config.input_height, config.input_width
+    if needs is None:
         size = model.architecture.img_size
         path = Path(config.output or task_folder(spec, "export") / FORMATS[config.format].file_name)
         sizes = {"height": height or size, "width": width or size}
         return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors, types=config.adaptor_types)
-    needs = find_needs(spec, model, onnx_file(spec))
     # As in TAO: with force_ptq, weights trained by QAT without its scales, which cover too few tensors for DLA.
     with in_float(model) if config.force_ptq else contextlib.nullcontext():
         data_type = _float_type(spec, model)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from radioplat.common.atomic_files import aside_of, written_aside
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
-from radioplat.data.loading.image_files import ImageView, images_in
+from radioplat.data.loading.image_files import ImageFile, ImageView, images_in
 from radioplat.errors import DataError, SpecError
 from radioplat.evaluation.inference.infer import Prediction, infer
 from radioplat.evaluation.inference.inference_model import InferenceModel, open_inference_model
@@ -78,15 +78,36 @@ def inference(
     )
 
 
-def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceResult:
-    config, dataset = spec.inference, spec.dataset
-    images = images_in(str(dataset.test_dataset.images_dir), IMAGES)
+@dataclass(frozen=True)
+class InferenceInputs:
+    """The images of an inference, and its model with the path."""
+
+    images: Sequence[ImageFile]
+    path: Path
+    model: InferenceModel
+
+
+def open_inputs(spec: Spec) -> InferenceInputs:
+    """Find the images and open the model.
+
+    Raises:
+        RadioplatError: as :func:`inference`.
+    """
+    if problems := [*inference_problems(spec), *inference_image_problems(spec)]:
+        raise SpecError(*problems)
+    config = spec.inference
+    images = images_in(str(spec.dataset.test_dataset.images_dir), IMAGES)
     if config.trt_engine:
         path, where = Path(config.trt_engine), "inference.trt_engine"
     else:
         where = "inference.checkpoint"
         path = find_checkpoint(spec, config.checkpoint, where).resolve()
-    model = open_inference_model(spec, path, where)
+    return InferenceInputs(images, path, open_inference_model(spec, path, where))
+
+
+def _inference(spec: Spec, folder: TaskFolder, progress: Progress) -> InferenceResult:
+    config, dataset, inputs = spec.inference, spec.dataset, open_inputs(spec)
+    images, path, model = inputs.images, inputs.path, inputs.model
     threads = decode_threads(dataset.workers)
     errors, first, done, shown = Counter[str](), "", 0, list[tuple[ImageView, Prediction]]()
     shared = shared_stems(image.name for image in images)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from radioplat.errors import Problem
+from radioplat.errors import Problem, RadioplatError
 from radioplat.tasks.plan.accepts import TaskLine
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,10 @@ class Plan:
     """Result of ``plan``.
 
     Attributes:
-        problems: reasons why the run cannot start; empty if it can.
+        problems: reasons why the task cannot start; empty if it can.
         warnings: unusual settings that do not prevent a start.
         tasks: tasks that accept or refuse the trained student.
+        free: bytes on the disk of the results folder.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -48,3 +53,21 @@ class Plan:
     sources: list[SourceLine] = field(default_factory=list)
     tasks: list[TaskLine] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
+    free: int | None = None
+
+    def attempt(self, action: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Call ``action``, and return its result; None if it raises, and its problems are added."""
+        try:
+            return action(*arguments)
+        except RadioplatError as error:
+            self.problems += error.problems
+            return None
+
+    def include(self, other: Plan, part: str = "") -> None:
+        """Add the findings of ``other``, a ``part`` of the task that is named before each problem and fact."""
+        self.problems += [replace(each, message=f"{part}: {each.message}") if part else each for each in other.problems]
+        self.facts |= {f"{part}: {name}" if part else name: fact for name, fact in other.facts.items()}
+        self.warnings += other.warnings
+        self.models += other.models
+        self.sources += other.sources
+        self.tasks += other.tasks

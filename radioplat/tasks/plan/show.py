@@ -8,7 +8,7 @@ from radioplat.tasks.plan.findings import Plan
 
 
 def show(plan: Plan) -> bool:
-    """Print a plan, its problems first; return whether the run can start."""
+    """Print a plan, its problems first; return whether the task can start."""
     if plan.problems:
         terminal.show_error(SpecError(*plan.problems))
     if plan.models:

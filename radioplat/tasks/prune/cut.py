@@ -80,12 +80,12 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         return small
 
     small: Any = model
-    if any(share is not None for share in vars(config.budget).values()):
+    if has_budget(config):
         small, config = within_budget(model, config, smaller, lambda one: _cost(spec, config, one))
     elif config.cut or config.blocks:
         small = smaller(config)
         if config.cut and aim is None:
-            _check_something_stays(config, cuts[config.amount])
+            check_something_stays(config, cuts[config.amount])
     estimated_from = _reestimate(spec, config, small) if small is not model else 0
     sparse = None
     if config.sparsity.type is not None:
@@ -121,8 +121,17 @@ def _images(spec: Spec, model: VisionModel, count: int) -> torch.Tensor:
     return torch.from_numpy(sample_images(spec, {size}, count)[size])
 
 
-def _check_something_stays(config: PruneConfig, cuts: Cuts) -> None:
-    """Refuse an amount that would leave less than one unit of every layer."""
+def has_budget(config: PruneConfig) -> bool:
+    """Return whether a budget sets the amount."""
+    return any(share is not None for share in vars(config.budget).values())
+
+
+def check_something_stays(config: PruneConfig, cuts: Cuts) -> None:
+    """Refuse an amount that would leave less than one unit of every layer.
+
+    Raises:
+        SpecError: ``prune.amount`` is too large.
+    """
     widest = max(cuts.sizes.values())
     if config.mode is PruneMode.amount and widest * (1 - config.amount) < 1:
         raise SpecError(

@@ -18,7 +18,7 @@ from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.prune_detector import detector_prune_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.prune.cut import Cut, cut
+from radioplat.tasks.prune.cut import Cut, check_something_stays, cut, has_budget
 from radioplat.tasks.prune.rounds import PRUNED, REPORT, Round, prune_in_rounds
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.shared.model_folder import keep_plan, write_model
@@ -79,13 +79,31 @@ def prune(
     return report
 
 
-def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
-    config, target = spec.prune, folder / PRUNED
-    checkpoint = find_checkpoint(spec, config.checkpoint, "prune.checkpoint").resolve()
-    if model_kind(checkpoint) is ModelKind.detector and (problems := list(detector_prune_problems(config))):
+def pruned_checkpoint(spec: Spec, *, dry: bool = False) -> Path:
+    """Return the checkpoint of a student or detector that ``prune`` can prune as the spec says.
+
+    Args:
+        dry: prune it with random weights also where pruning itself fails as early.
+
+    Raises:
+        RadioplatError: as :func:`prune`.
+    """
+    config = spec.prune
+    if problems := list(prune_problems(spec)):
         raise SpecError(*problems)
-    if config.retrain.wanted or config.blocks or config.score.needs_gradients:
-        dry_run(read_architecture(checkpoint, "prune.checkpoint"), config)  # fails early
+    checkpoint = find_checkpoint(spec, config.checkpoint, "prune.checkpoint").resolve()
+    if model_kind(checkpoint) is ModelKind.detector:
+        if problems := list(detector_prune_problems(config)):
+            raise SpecError(*problems)
+    elif dry or config.retrain.wanted or config.blocks or config.score.needs_gradients:
+        cuts = dry_run(read_architecture(checkpoint, "prune.checkpoint"), config)
+        if cuts and config.cut and not has_budget(config) and not config.retrain.wanted:
+            check_something_stays(config, cuts)
+    return checkpoint
+
+
+def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> PruneReport:
+    config, target, checkpoint = spec.prune, folder / PRUNED, pruned_checkpoint(spec)
     if config.retrain.wanted:
         # A rerun continues with the student that the first start used.
         plan = keep_plan(folder, {"checkpoint": str(checkpoint), "section": asdict(config)}, "prune")

@@ -32,11 +32,7 @@ def quantize_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
         SpecError, DataError, EngineError: see :func:`radioplat.tasks.quantize.quantize.quantize`.
     """
     config = spec.quantize
-    source = Path(config.model_path or config.checkpoint or onnx_file(spec))
-    if source.suffix.lower() != ".onnx" or not source.is_file():
-        hint = "Run `radioplat export` first, or name an .onnx file."
-        raise EngineError(f"there is no ONNX file {source}", where="quantize.model_path", hint=hint)
-    before = OnnxModel(source, "quantize.model_path", torch.get_num_threads(), "cpu")
+    source, before = open_source(spec)
     batches = calibration_images(spec, before.interface.size_for(None, spec.dataset.img_size))
     check_calibration_images([images.numpy() for images in batches], "dataset.quant_calibration_dataset")
     weights, _ = formats_of(config, None)
@@ -54,6 +50,20 @@ def quantize_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     text = {**asdict(report), "path": str(path), "checkpoint": str(source)}
     write_atomic(folder.path / REPORT, json.dumps(text, indent=1))
     return report
+
+
+def open_source(spec: Spec) -> tuple[Path, OnnxModel]:
+    """Open the file to quantize; return it with its path.
+
+    Raises:
+        EngineError: there is no such file, or it is none of a student.
+    """
+    config = spec.quantize
+    source = Path(config.model_path or config.checkpoint or onnx_file(spec))
+    if source.suffix.lower() != ".onnx" or not source.is_file():
+        hint = "Run `radioplat export` first, or name an .onnx file."
+        raise EngineError(f"there is no ONNX file {source}", where="quantize.model_path", hint=hint)
+    return source, OnnxModel(source, "quantize.model_path", torch.get_num_threads(), "cpu")
 
 
 def _mean_cosines(before: Encoder, after: Encoder, batches: list[torch.Tensor]) -> dict[str, float]:

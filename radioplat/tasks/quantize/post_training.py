@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -33,11 +34,29 @@ def post_train(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     return report
 
 
+def open_checkpoint(spec: Spec) -> tuple[Path, VisionModel]:
+    """Open the student or detector to quantize; return it with its path.
+
+    Raises:
+        EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+    """
+    path = quantized_path(spec).resolve()
+    return path, open_model(path, "quantize.checkpoint")
+
+
+def quantized_path(spec: Spec) -> Path:
+    """Return the checkpoint to quantize.
+
+    Raises:
+        EngineError: there is none.
+    """
+    return find_checkpoint(spec, spec.quantize.checkpoint or spec.quantize.model_path, "quantize.checkpoint")
+
+
 def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     """Quantize a checkpoint with radioplat's quantizers."""
     config = spec.quantize
-    path = find_checkpoint(spec, config.checkpoint or config.model_path, "quantize.checkpoint").resolve()
-    model = open_model(path, "quantize.checkpoint")
+    path, model = open_checkpoint(spec)
     device, notes = _device(config.device)
     batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
     done = quantize_model(model, config, batches, device)

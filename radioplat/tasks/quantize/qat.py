@@ -23,9 +23,8 @@ from radioplat.spec.checks.tasks.quantize import calibration_split
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import command_of
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.quantize.post_training import post_train
+from radioplat.tasks.quantize.post_training import post_train, quantized_path
 from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
-from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.follow import Callback
 from radioplat.tracking.results import TaskFolder, write_atomic
 
@@ -112,7 +111,7 @@ def training_spec(spec: Spec, start: Path, folder: Path) -> tuple[Spec, list[str
 def _inputs(spec: Spec) -> dict[str, Any]:
     """Return everything that determines the quantized student, as JSON: checkpoint, weights, settings and images."""
     config = spec.quantize
-    path = find_checkpoint(spec, config.checkpoint or config.model_path, "quantize.checkpoint").resolve()
+    path = quantized_path(spec).resolve()
     files = [*weight_files(path), path / EMA_FILE]
     digests = {file.name: file_hash(file) for file in files if file.is_file()}
     fields = dataclasses.asdict(config)

@@ -10,13 +10,12 @@ from radioplat.common import terminal
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.compression.quantization.sensitivity import layer_changes
 from radioplat.errors import SpecError
-from radioplat.models.vision_model import open_model
 from radioplat.spec.checks.tasks.quantize import quantize_problems
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.calibration_images import calibration_images
-from radioplat.tasks.shared.find_checkpoint import find_checkpoint
+from radioplat.tasks.quantize.post_training import open_checkpoint
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.task_log import log_task
 
@@ -60,17 +59,21 @@ def sensitivity(spec: Spec) -> Sensitivity:
         DataError: there are no calibration images, or they are of one colour.
         EngineError, WeightsError: there is no checkpoint, or it cannot be read.
     """
-    config = replace(spec.quantize, mode=QuantizeMode.ptq, backend="native", layers=[])
-    if problems := list(quantize_problems(replace(spec, quantize=config))):
+    if problems := list(quantize_problems(without_choices(spec))):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "sensitivity", None)
     return log_task(folder, "sensitivity", to_yaml(spec), lambda: _measure(spec, folder), lambda result: {})
 
 
+def without_choices(spec: Spec) -> Spec:
+    """Return the spec with the settings that hold for all layers and formats: by radioplat's own quantizers."""
+    config = replace(spec.quantize, mode=QuantizeMode.ptq, backend="native", layers=[])
+    return replace(spec, quantize=config)
+
+
 def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
     config = spec.quantize
-    path = find_checkpoint(spec, config.checkpoint or config.model_path, "quantize.checkpoint").resolve()
-    model = open_model(path, "quantize.checkpoint")
+    path, model = open_checkpoint(spec)
     batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
     changes: dict[str, dict[str, float]] = {}
     cosine = {}

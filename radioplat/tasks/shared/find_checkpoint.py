@@ -14,7 +14,7 @@ LATEST = "model_latest"
 
 def task_folder(spec: Spec, task: str) -> Path:
     """Return ``<task>.results_dir`` if the spec has it, else ``<results_dir>/<task>``."""
-    own = getattr(getattr(spec, task), "results_dir", None)  # `train` has none, as in TAO
+    own = getattr(getattr(spec, task, None), "results_dir", None)  # `train` has none, as in TAO
     return Path(own or Path(spec.results_dir) / task)
 
 

@@ -68,7 +68,7 @@ def train_upsampler(
 
 def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] | None) -> UpsamplerResult:
     config, device = spec.train_upsampler, "cuda" if torch.cuda.is_available() else "cpu"
-    teacher, factor = _teacher(spec)
+    teacher, factor = upsampled_teacher(spec)
     seed = spec.train.seed if config.seed is None else config.seed
     info = describe(teacher)
     built = FeatSharpConfig(
@@ -100,7 +100,7 @@ def _train(spec: Spec, folder: TaskFolder, progress: Callable[[int, int], None] 
     return result
 
 
-def _teacher(spec: Spec) -> tuple[ResolvedTeacher, int]:
+def upsampled_teacher(spec: Spec) -> tuple[ResolvedTeacher, int]:
     """Return the teacher without the upsampler that its entry may have, and the factor."""
     config = spec.train_upsampler
     teachers = resolve_teachers(spec)

@@ -86,7 +86,7 @@ def tune(
 
 def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
     before = read_trials(plan.home)
-    _check_same_space(plan, before)
+    check_same_space(plan, before)
     plan.write()
     spent = 0.0
     with contextlib.suppress(OSError, ValueError):
@@ -197,7 +197,7 @@ def _numbered(plan: Plan, unfinished: list[TrialRecord], count: int) -> dict[str
     return {"point": ray_tune.grid_search(points)}
 
 
-def _check_same_space(plan: Plan, before: list[TrialRecord]) -> None:
+def check_same_space(plan: Plan, before: list[TrialRecord]) -> None:
     """Refuse to mix trials of different spaces.
 
     Raises:
