@@ -94,8 +94,8 @@ def chain(make_spec, tmp_path_factory):
         results,
         {
             "distill": {"then": then},
-            "wandb": {"enable": True, "mode": "offline", "project": "tests", "sync_tensorboard": True},
-            "train": {"tensorboard": {"enabled": True}},
+            "wandb": {"mode": "offline", "project": "tests", "sync_tensorboard": True},
+            "train": {"trackers": ["wandb", "tensorboard"]},
             "encryption_key": OTHER_KEY,
             "gen_trt_engine": {"tensorrt": {"compute_capabilities": ["SM89"]}},
         },

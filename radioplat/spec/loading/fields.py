@@ -174,9 +174,22 @@ def _mistyped(value: Any, kind: type, key: str, path: str) -> Iterator[Problem]:
     except OmegaConfBaseException as error:
         full = getattr(error, "full_key", None) or key
         at = path + full.removeprefix(key) if full.startswith(key) else path
-        yield Problem("the value has the wrong type" if is_secret(path) else first_line(error), at)
+        if is_secret(path):
+            yield Problem("the value has the wrong type", at)
+        else:
+            yield Problem(first_line(error), at, _nearest_word(value, innermost(hint)))
     except OverflowError:
         yield Problem("the number is too large", path)
+
+
+def _nearest_word(value: Any, kind: Any) -> str:
+    """Return a hint: the words of an enumeration nearest to wrong ones in ``value``; empty if there is none."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        return ""
+    values = value if isinstance(value, list) else [value]
+    words = [str(each) for each in values if isinstance(each, str) and each not in kind.__members__]
+    near = [match for word in words for match in difflib.get_close_matches(word, kind.__members__, 1, 0.5)]
+    return f"Did you mean {', '.join(near)}?" if near else ""
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from radioplat.spec.schema.low_rank import LowRankConfig
 from radioplat.spec.schema.model import ModelConfig
 from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.quantize import QuantizeConfig
-from radioplat.spec.schema.train import TrainConfig
+from radioplat.spec.schema.train import Tracker, TrainConfig
 from radioplat.spec.schema.upsampler import TrainUpsamplerConfig
 from radioplat.spec.schema.wandb import WandbConfig
 
@@ -61,6 +61,12 @@ class Spec:
         """Samples that one optimizer step consumes, whatever the world size."""
         train = self.train
         return train.global_batch_size or self.dataset.batch_size * train.num_gpus * train.num_nodes
+
+    def tracked_by(self, tracker: Tracker) -> bool:
+        """Return whether ``tracker`` records the runs and tasks of this spec."""
+        if self.train.trackers is not None:
+            return tracker in self.train.trackers
+        return self.wandb.enable if tracker is Tracker.wandb else self.train.tensorboard.enabled
 
     @property
     def world_size(self) -> int:

@@ -163,11 +163,18 @@ class CudnnConfig:
     deterministic: bool = False  # only algorithms that give the same bits each time; TAO: true
 
 
+class Tracker(str, Enum):
+    """Where the figures of a run go, besides its own status.json."""
+
+    wandb = "wandb"  # Weights & Biases, as section wandb says
+    tensorboard = "tensorboard"  # event files in the task's folder
+
+
 @dataclass
 class TensorboardConfig:
-    """TensorBoard event files, written next to status.json."""
+    """TAO's section of TensorBoard."""
 
-    enabled: bool = False  # true: write them
+    enabled: bool = False  # TAO's switch of train.trackers: tensorboard
 
 
 @dataclass
@@ -213,6 +220,9 @@ class TrainConfig:
     enable_ema: bool = False  # also keep a moving average of the weights, which checkpoints contain
     # decay of the moving average at each step; unset: by the length of the run, over about a tenth of its steps
     ema_decay: float | None = number(None, at_least=0, below=1, hint="0.998 averages over some 500 steps.")
+    # (+) trackers of the run and of tasks with its student. Unset: by TAO's switches, wandb.enable and
+    # train.tensorboard.enabled; both are off by default
+    trackers: list[Tracker] | None = None
     tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     # (+) samples per optimizer step at any world size; default: batch_size * num_gpus * num_nodes

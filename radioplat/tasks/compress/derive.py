@@ -64,8 +64,8 @@ def place(spec: Spec, step: Step, folder: Path, inputs: Inputs, spec_hash: str) 
     return spec
 
 
-# The place of an index and the treatment of unreadable checkpoints do not change the result.
-_WITHOUT_EFFECT = {"dataset": ("index_dir",), "train": ("restart",)}
+# The place of an index, the treatment of unreadable checkpoints and trackers do not change the result.
+_WITHOUT_EFFECT = {"dataset": ("index_dir",), "train": ("restart", "trackers", "tensorboard")}
 
 
 def depends_on(spec: Spec, stage: Stage) -> str:

@@ -35,7 +35,7 @@ def measuring_spec(spec: Spec, metrics: Sequence[MetricName] = ()) -> Spec:
     derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")
     derived.evaluate = spec.evaluate.without_options()
     derived.evaluate.metrics = [metric.value for metric in metrics if metric.is_own]
-    derived.wandb.enable = False
+    derived.train.trackers = []
     return derived
 
 

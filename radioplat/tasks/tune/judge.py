@@ -12,6 +12,7 @@ from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Tracker
 from radioplat.tasks.evaluate.gate_metrics import measure, measuring_spec
 from radioplat.tasks.tune.space import COSTS, TuneSpace
 
@@ -33,8 +34,8 @@ def judge(spec: Spec, checkpoint: Path, folder: Path, space: TuneSpace) -> dict[
         values["latency"] = engine_seconds(student, student.architecture.img_size, spec.gen_trt_engine.backend)
     if wanted - COSTS.keys():
         measuring = measuring_spec(spec, space.own_metrics)
-        if spec.wandb.enable:  # figures and pictures are logged in the trial's W&B run
-            measuring.wandb.enable, measuring.evaluate.pictures = True, spec.evaluate.pictures
+        if spec.tracked_by(Tracker.wandb):  # figures and pictures are logged in the trial's W&B run
+            measuring.train.trackers, measuring.evaluate.pictures = [Tracker.wandb], spec.evaluate.pictures
         values |= measure(measuring, checkpoint, folder)
     if missing := sorted(wanted - values.keys()):
         message = f"not measured: {', '.join(missing)}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from radioplat.common import terminal
 from radioplat.common.redact import redact_yaml
 from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.schema.train import Tracker
 from radioplat.tasks.tune.pareto import choose, draw, front
 from radioplat.tasks.tune.sweep import full_spec
 from radioplat.tasks.tune.trial_record import State, TrialRecord
@@ -95,10 +97,9 @@ def _short(paths: list[str]) -> list[str]:
 def _log_wandb(report: TuneReport, best: TrialRecord, picture: bytes) -> None:
     """Log the sweep as a W&B run of its own, in the group of its trials' runs."""
     plan = report.plan
-    config = plan.spec.wandb
-    if not config.enable:
+    if not plan.spec.tracked_by(Tracker.wandb):
         return
-    config.group, config.name = plan.name, "sweep"
+    config = replace(plan.spec.wandb, enable=True, group=plan.name, name="sweep")
     with WandbRun(config, plan.home, {"best": best.number, **best.values}, job_type="tune") as run:
         for record in report.done:
             run.log(record.number, {"trial": record.number, **record.metrics})

@@ -10,12 +10,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Tracker
 from radioplat.tasks.compress.compress import compress
 from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.low_rank.low_rank import low_rank
@@ -239,9 +241,9 @@ def _final_report(plan: Plan, record: TrialRecord) -> dict[str, Any]:
 
 def _log_wandb(spec: Spec, record: TrialRecord) -> None:
     """Log the objectives in the trial's W&B run."""
-    if spec.wandb.enable:
+    if spec.tracked_by(Tracker.wandb):
         values = {"trial": record.number, **record.values}
-        with WandbRun(spec.wandb, spec.results_dir, values, job_type="trial") as run:
+        with WandbRun(replace(spec.wandb, enable=True), spec.results_dir, values, job_type="trial") as run:
             run.log(record.step, {f"objective/{name}": value for name, value in record.metrics.items()})
         end_service(spec.wandb.finish_s)  # otherwise Ray kills it first
 

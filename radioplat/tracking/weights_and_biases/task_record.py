@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Tracker
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.session import WandbRun, saved_id
 
@@ -32,11 +33,12 @@ def log_task_to_wandb(
         made: its product, whose ``made_of`` become inputs of the run.
         joins: the task folder whose run is continued, if it has one.
     """
-    if not spec.wandb.enable:
+    if not spec.tracked_by(Tracker.wandb):
         return
     known = saved_id(joins) if joins is not None else None
     begun = known or spec.wandb.id  # such a run has the config of the task that started it
-    with WandbRun(spec.wandb, folder, None if begun else asdict(spec), resume_id=known, job_type=task) as run:
+    config = replace(spec.wandb, enable=True)
+    with WandbRun(config, folder, None if begun else asdict(spec), resume_id=known, job_type=task) as run:
         if figures:
             run.log(0, {f"{task}/{name}": value for name, value in figures.items()})
         for name, png in pictures:

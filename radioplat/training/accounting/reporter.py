@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from radioplat.common import terminal
 from radioplat.design.run import Run
+from radioplat.spec.schema.train import Tracker
 from radioplat.tracking.report.curves import curves_from_status, draw_curves, group_curves
 from radioplat.tracking.status import StatusLog
 from radioplat.tracking.teacher_cost import TeacherCosts
@@ -35,8 +36,9 @@ class Reporter(StepHook):
         self._checkpoint: tuple[Path, int] | None = None
         if self._active:
             self._status = StatusLog(run.folder / "status.json")
-            self._wandb = WandbRun(run.spec.wandb, run.folder, asdict(run.spec), job_type=run.task)
-            self._events = EventFiles(run.folder, run.spec.train.tensorboard.enabled, begins_at + 1)
+            config = replace(run.spec.wandb, enable=run.spec.tracked_by(Tracker.wandb))
+            self._wandb = WandbRun(config, run.folder, asdict(run.spec), job_type=run.task)
+            self._events = EventFiles(run.folder, run.spec.tracked_by(Tracker.tensorboard), begins_at + 1)
             for path in self._made_of():
                 self._wandb.used(Product(path, "checkpoint"))
 

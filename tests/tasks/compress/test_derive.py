@@ -180,6 +180,7 @@ CHANGES = {
     "train.restart=true": set(),
     "results_dir=elsewhere": set(),
     "wandb.enable=true": set(),
+    "train.trackers=[wandb]": set(),
     "prune.results_dir=elsewhere": set(),
 }
 

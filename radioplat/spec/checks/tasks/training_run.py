@@ -36,6 +36,7 @@ from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
 from radioplat.spec.schema.cluster import AUTO, Placement, TeacherServiceConfig
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
+from radioplat.spec.schema.train import Tracker
 
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
@@ -275,8 +276,8 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
 
 def _wandb(spec: Spec) -> Iterator[Problem]:
     config, modes = spec.wandb, ("online", "offline", "disabled")
-    if config.sync_tensorboard and not spec.train.tensorboard.enabled:
-        hint = "Set train.tensorboard.enabled=true."
+    if config.sync_tensorboard and not spec.tracked_by(Tracker.tensorboard):
+        hint = "Set train.trackers=[wandb, tensorboard]."
         yield Problem("the run writes no event files", "wandb.sync_tensorboard", hint)
     if config.mode is not None and config.mode not in modes:
         yield Problem(f"must be one of {', '.join(modes)}, not {config.mode!r}", "wandb.mode")
