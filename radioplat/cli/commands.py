@@ -239,13 +239,23 @@ def quickstart(args: argparse.Namespace) -> None:
 
 
 def migrate_tao(args: argparse.Namespace) -> None:
-    """Copy a spec of TAO's with the line compat: tao, with which it trains TAO's objective."""
+    """Print a spec of TAO's with the line compat: tao, with which it trains TAO's objective, or write it."""
     from radioplat.tasks.migrate.migrate_tao import migrate_tao as run
 
-    migrated = run(Path(args.file), Path(args.out) if args.out else None)
-    terminal.say(f"{migrated.path}: compat: tao; see what it sets with radioplat plan -e {migrated.path}")
-    for path, reason in migrated.without_effect.items():
-        terminal.say(f"{path} has no effect here: {reason}")
+    migrated = run(Path(args.file))
+    from radioplat.tasks.migrate.show import show_written
+
+    show_written(migrated, args.out)
+
+
+def migrate_lightly(args: argparse.Namespace) -> None:
+    """Print the spec for a call of lightly_train.pretrain or train, from a script, YAML or words, or write it."""
+    from radioplat.tasks.migrate.migrate_lightly import migrate_lightly as run
+
+    migrated = run(args.words)
+    from radioplat.tasks.migrate.show import show_written
+
+    show_written(migrated, args.out)
 
 
 def migrate_run(args: argparse.Namespace) -> None:

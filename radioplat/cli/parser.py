@@ -98,9 +98,19 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _migrate(parser: argparse.ArgumentParser) -> None:
+def _out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FILE", help="the new file; default: the spec is printed")
+
+
+def _migrate_tao(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="SPEC", help="a spec of TAO's, a YAML file")
-    parser.add_argument("out", nargs="?", help="the new file; default: SPEC with _radioplat at the end of its name")
+    _out(parser)
+
+
+def _migrate_lightly(parser: argparse.ArgumentParser) -> None:
+    words = "a script that calls lightly_train.pretrain, which is not run; a YAML or JSON file of its arguments; or "
+    parser.add_argument("words", nargs="+", metavar="FILE | name=value", help=words + "out=... data=... model=...")
+    _out(parser)
 
 
 def _migrate_run(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +183,11 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
     ),
     "migrate": (
         "Bring a spec of another program, or a run of an older version, up to this version.",
-        {"tao": Command(commands.migrate_tao, _migrate), "run": Command(commands.migrate_run, _migrate_run)},
+        {
+            "tao": Command(commands.migrate_tao, _migrate_tao),
+            "lightly": Command(commands.migrate_lightly, _migrate_lightly),
+            "run": Command(commands.migrate_run, _migrate_run),
+        },
     ),
     "teachers": (
         "List and check teachers, and run teacher pools apart from a run.",

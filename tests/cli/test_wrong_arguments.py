@@ -25,7 +25,7 @@ COMMANDS |= {(name, verb): command for name, (_, verbs) in GROUPS.items() for ve
 OF_A_SPEC = [list(words) for words, command in COMMANDS.items() if command.arguments is add_spec]
 OTHERS = [["tune", "--space", "x"], ["plan"], ["show", "data", "2"]]
 OF_A_PATH = [
-    *(["diagnose"], ["ledger"], ["index"], ["migrate", "run"], ["migrate", "tao"]),
+    *(["diagnose"], ["ledger"], ["index"], ["migrate", "run"], ["migrate", "tao"], ["migrate", "lightly"]),
     *(["weights", "inspect"], ["weights", "convert"], ["lint"], ["profile"]),
 ]
 

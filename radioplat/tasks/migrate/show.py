@@ -1,7 +1,8 @@
-"""Terminal output of ``radioplat migrate run``."""
+"""Terminal output of ``radioplat migrate``."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from radioplat.common import terminal
 from radioplat.tasks.migrate.migrate_run import CURRENT, RecordState
 from radioplat.tasks.migrate.spec_fields import MigratedSpec
+from radioplat.tasks.migrate.written_spec import WrittenSpec
 from radioplat.tracking.table import show_cell
 
 
@@ -29,3 +31,14 @@ def show_spec(source: Path, migrated: MigratedSpec) -> None:
     for path, reason in migrated.fields.items():
         terminal.say(f"{path} is left out: {reason}")
     terminal.say(f"{migrated.path}: written" + ("" if migrated.comments else "; its comments are lost"))
+
+
+def show_written(migrated: WrittenSpec, out: str | None) -> None:
+    """Write a spec to ``out``, or print it; the notes go to stderr, so that they are in no file."""
+    if out:
+        migrated.write(Path(out))
+        terminal.note(f"{out}: written; see what it does with radioplat plan -e {out}")
+    else:
+        sys.stdout.write(migrated.text)
+    for name, reason in migrated.notes.items():
+        terminal.note(f"{name}: {reason}")
