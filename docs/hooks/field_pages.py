@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import yaml
 
-from radioplat.spec.reference.fields import ITEM, KEY, REQUIRED, Field, all_fields
+from radioplat.spec.loading.fields import ITEM, KEY
+from radioplat.spec.reference.fields import REQUIRED, Field, all_fields
 
 FOLDER = "reference/fields/"
 _INTRODUCTION = """# Spec fields
