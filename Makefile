@@ -12,8 +12,8 @@ STAMP := $(VENV)/.installed
 UNFINISHED := $(VENV)/.installing
 
 # Run for real: a pyenv shim can be on the PATH and still not run, and Debian's python3 may lack ensurepip.
-USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+USABLE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	if $$p -c '$(USABLE)' >/dev/null 2>&1; then command -v $$p; break; fi; done)
 
 # The tests start several processes each; on a small machine more threads a process only get in each other's way.
@@ -76,7 +76,7 @@ docs: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"
 	if [[ -z "$$python" ]] || ! "$$python" -c '$(USABLE)'; then
-		echo "No usable Python 3.11 or 3.12 (with ensurepip)$${python:+ at $$python}." >&2
+		echo "No usable Python 3.11 to 3.13 (with ensurepip)$${python:+ at $$python}." >&2
 		echo "Install one (on Debian also python3-venv), or name it: make PYTHON=/path/to/python3.12" >&2
 		exit 1
 	fi

@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from radioplat.common.imports import EXTRAS
+
 ROOT = Path(__file__).parents[1]
 # Extras' packages without an import of ours: what another one of them imports.
 NOT_IMPORTED = {
@@ -22,7 +24,11 @@ OPTIONAL = {"pynvml", "tensorrt", "infer_onnxruntime"}
 
 def _declared() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name not in ("docs", "test")}
+    extras = {
+        name: [requirement for requirement in needs if not requirement.startswith("radioplat[")]
+        for name, needs in project["optional-dependencies"].items()
+        if name not in ("docs", "test")
+    }
     return {"": project["dependencies"], **extras}
 
 
@@ -58,3 +64,11 @@ def test_nothing_is_declared_that_is_not_imported():
     used = {owner for name in _imported() for owner in owners.get(name, {_name(name)})}
     declared = {_name(requirement) for needs in _declared().values() for requirement in needs}
     assert declared - used - NOT_IMPORTED == set()
+
+
+def test_the_modules_of_an_extra_are_brought_by_it():
+    owners, declared = _distributions(), _declared()
+    for extra, modules in EXTRAS.items():
+        brought = {_name(requirement) for requirement in declared[extra]}
+        for module in modules:
+            assert owners[module] & brought, f"{module} is not in the extra {extra}"

@@ -32,9 +32,11 @@ def test_ray_accepts_the_environment(name):
 
 
 def test_pins_are_ours():
-    """Every library that radioplat needs, in the version of constraints.txt."""
+    """Every library that radioplat and the scripts of jobs/ need, in the version of constraints.txt."""
     pinned = yaml.safe_load((ROOT / "jobs" / "runtime_env_pinned.yaml").read_text())["pip"]["packages"]
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["onnx"], *extras["tune"], *extras["wandb"]]
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     versions = {name.lower(): version for name, _, version in (line.partition("==") for line in lines)}
     wanted = {r.name: (r.extras, f"=={versions[r.name.lower()]}") for r in map(Requirement, needed)}

@@ -15,7 +15,7 @@ COPY radioplat ./radioplat
 # torch from its CPU index, alone: the registry's wheel brings 3 GB of CUDA. Everything else from the registry.
 RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.org/whl/cpu -c constraints.txt \
         torch torchvision \
-    && pip install --no-cache-dir -c constraints.txt . \
+    && pip install --no-cache-dir -c constraints.txt ".[onnx,tune,wandb]" \
     && pip install --no-cache-dir -c constraints.txt -r head.txt
 COPY jobs ./jobs
 COPY specs ./specs

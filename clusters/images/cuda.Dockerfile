@@ -18,7 +18,7 @@ WORKDIR /app
 
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY radioplat ./radioplat
-RUN pip install --no-cache-dir -c constraints.txt ".[hf,nixl]"
+RUN pip install --no-cache-dir -c constraints.txt ".[hf,nixl,onnx,tune,wandb]"
 COPY jobs ./jobs
 COPY specs ./specs
 COPY tune_spaces ./tune_spaces

@@ -12,6 +12,7 @@ from radioplat.cli.defect import show_defect
 from radioplat.cli.parser import TASKS, build_parser
 from radioplat.cli.tao_options import with_tao_options
 from radioplat.common import terminal
+from radioplat.common.imports import missing_module
 from radioplat.common.out_of_memory import ran_out
 from radioplat.errors import Problem, RadioplatError, Stopped
 
@@ -58,6 +59,11 @@ def guarded(action: Callable[[], object]) -> int:
         status = action()
     except RadioplatError as error:
         terminal.show_error(error)
+        return 1
+    except ModuleNotFoundError as error:
+        if (missing := missing_module(error)) is None:
+            return show_defect(error)
+        terminal.show_error(RadioplatError(missing))
         return 1
     except BrokenPipeError:  # whoever reads our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,13 +1,27 @@
-"""Imports whose failure is a message: of users' code, given in the spec, and of optional packages."""
+"""Imports whose failure is a message: of users' code, given in the spec, and of packages that are installed on request,
+the extras of ``pyproject.toml``: ``pip install 'radioplat[NAME]'``."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
-from radioplat.errors import SpecError
+from radioplat.errors import Problem, SpecError
+
+# The modules that decide whether an extra is installed. The extra `engine` has none here: its users find another
+# TensorRT, see radioplat.exporting.engines.library.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino",),
+    "quantize": ("modelopt",),
+    "tune": ("optuna",),
+    "wandb": ("wandb",),
+    "hf": ("transformers",),
+    "detect": ("pycocotools",),
+}
 
 
 def import_object(path: str, where: str) -> Any:  # noqa: ANN401
@@ -47,3 +61,41 @@ def needs(package: str, backend: str) -> Iterator[None]:
         hint = "Run pip install 'radioplat[quantize]', or set quantize.backend: native."
         message = f"backend {backend} needs {package}, which cannot be imported here ({reason})"
         raise SpecError(message, where="quantize.backend", hint=hint) from None
+
+
+def missing_extra(extra: str, purpose: str, where: str, *, instead: str = "") -> Iterator[Problem]:
+    """Yield a problem for the first package of ``extra`` that is not installed; nothing is imported.
+
+    Args:
+        purpose: what the package is needed for, the subject of the message.
+        where: the spec field that asks for it.
+        instead: a sentence on how to do without it.
+    """
+    for module in EXTRAS[extra]:
+        if find_spec(module) is None:
+            hint = f"{_install(extra)} {instead}".rstrip()
+            yield Problem(f"{purpose} needs the package {module}, which is not installed", where, hint)
+            return
+
+
+def require_extra(extra: str, purpose: str, where: str) -> None:
+    """Raise the problem of :func:`missing_extra`.
+
+    Raises:
+        SpecError: a package of the extra is not installed.
+    """
+    if problems := list(missing_extra(extra, purpose, where)):
+        raise SpecError(*problems)
+
+
+def missing_module(error: ModuleNotFoundError) -> Problem | None:
+    """Return the problem of an import that failed for want of an extra; None if the module belongs to none."""
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if module in modules:
+            return Problem(f"this needs the package {module}, which is not installed", hint=_install(extra))
+    return None
+
+
+def _install(extra: str) -> str:
+    return f"Run pip install 'radioplat[{extra}]'."

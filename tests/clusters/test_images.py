@@ -50,7 +50,7 @@ def test_instructions(dockerfile):
     assert dockerfile[1][1] == "$BASE", "so that a digest can be given"
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base), "a version, not what is latest today"
     version = tuple(int(part) for part in base[len("python:") :].split("-")[0].split(".")[:2])
-    assert (3, 11) <= version <= (3, 12)
+    assert (3, 11) <= version <= (3, 13)
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from radioplat.common.imports import require_extra
 from radioplat.compression.cost import Cost, cost_of
 from radioplat.errors import Problem, RadioplatError, SpecError
 from radioplat.evaluation.models.engine import EngineModel
@@ -20,7 +21,6 @@ from radioplat.evaluation.models.evaluated_model import (
     in_precision,
     student_encoder,
 )
-from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.features import Features
@@ -29,9 +29,13 @@ from radioplat.models.student.checkpoint import is_checkpoint, load_student
 from radioplat.models.student.student import StudentArchitecture
 from radioplat.models.vision_model import weight_files
 from radioplat.models.weights.model_format import has_average
+from radioplat.spec.checks.tasks.evaluate_models import FILES
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
+
+if TYPE_CHECKING:
+    from radioplat.evaluation.models.onnx_file import OnnxModel
 
 Listed = TypeVar("Listed")
 
@@ -97,9 +101,15 @@ def open_file(path: Path, field: str, device: str, threads: int) -> OnnxModel | 
     """Open an ONNX file or an engine, which the spec's ``field`` names; None for anything else that exists."""
     if not path.exists():
         raise SpecError(f"there is no {path}", where=field, hint="Give a checkpoint folder, an .onnx or an .engine.")
-    if path.suffix.lower() == ".onnx":
-        return OnnxModel(path, field, threads, device)
-    return EngineModel(path, field, device) if path.suffix.lower() == ".engine" else None
+    kind = path.suffix.lower()
+    if kind not in FILES:
+        return None
+    require_extra("onnx", f"an {kind} file", field)
+    if kind == ".engine":
+        return EngineModel(path, field, device)
+    from radioplat.evaluation.models.onnx_file import OnnxModel
+
+    return OnnxModel(path, field, threads, device)
 
 
 def averages_of(spec: Spec, path: Path) -> bool | None:

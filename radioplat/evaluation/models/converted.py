@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from radioplat.errors import EngineError
+from radioplat.common.imports import require_extra
+from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, NamedHeads, StudentHeads, student_encoder
-from radioplat.evaluation.models.onnx_file import OnnxModel
-from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.quantized.layers import QuantizedConv2d, QuantizedLinear
 from radioplat.models.student.student import Student
 
@@ -38,10 +37,14 @@ def converted(student: Student, size: int, device: torch.device | str = "cpu") -
     with tempfile.TemporaryDirectory(prefix="radioplat-") as folder:
         path, why = Path(folder) / "student.onnx", ""
         try:
+            require_extra("onnx", "the converted model", "quantize.mode")
+            from radioplat.evaluation.models.onnx_file import OnnxModel
+            from radioplat.exporting.onnx.export import export_onnx
+
             export_onnx(student, path, height=size, width=size, adaptors=student.head_names)
             model = OnnxModel(path, "train.pretrained_model_path", torch.get_num_threads(), str(device))
             why = model.reason
-        except EngineError as error:
+        except (EngineError, SpecError) as error:
             why = error.problems[0].message
         if why:
             plain = snapped(student).to(device)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx
 import torch
 
 from radioplat.errors import Problem, SpecError
 from radioplat.evaluation.detection.measure_detector import Detect
 from radioplat.evaluation.models.checkpoints import averages_of, open_each, open_file
 from radioplat.evaluation.models.engine import EngineModel
-from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.engines.engine_record import record_path
 from radioplat.exporting.onnx.flat_detector import BOXES
 from radioplat.exporting.onnx.flat_student import LOGITS
@@ -24,6 +23,9 @@ from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.vision_model import model_kind, weight_files
 from radioplat.spec.schema.evaluate import EvaluationPrecision, ModelEntry
 from radioplat.spec.schema.root import Spec
+
+if TYPE_CHECKING:
+    from radioplat.evaluation.models.onnx_file import OnnxModel
 
 MOST_BOXES = 100  # boxes per image, as in COCO's protocol; a file does not contain its detector's num_select
 
@@ -61,6 +63,8 @@ def kind_of(path: str | Path) -> ModelKind | None:
     path = Path(path)
     try:
         if path.suffix.lower() == ".onnx":
+            import onnx
+
             boxes = any(v.name == BOXES for v in onnx.load(str(path), load_external_data=False).graph.output)
         elif path.suffix.lower() == ".engine":
             boxes = f'"{BOXES}"' in record_path(path).read_text()

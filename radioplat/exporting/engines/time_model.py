@@ -6,13 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.imports import require_extra
 from radioplat.errors import EngineError
-from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.engines.latency import measure_in_turn, timer
 from radioplat.exporting.engines.library import choose_backend
-from radioplat.exporting.engines.onnx_input import read_onnx
-from radioplat.exporting.onnx.export import export_in_halves, export_onnx
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.spec.resolved.number_formats import engine_type
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
@@ -31,6 +29,11 @@ def engine_seconds(model: Any, size: int, backend: EngineBackend = EngineBackend
     Raises:
         EngineError: it cannot be exported or built, or the engine does not run on this machine.
     """
+    require_extra("onnx", "a latency, which is that of an engine,", "gen_trt_engine.backend")
+    from radioplat.exporting.engines.build import build_engine
+    from radioplat.exporting.engines.onnx_input import read_onnx
+    from radioplat.exporting.onnx.export import export_in_halves, export_onnx
+
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         export = export_in_halves if quantizers(model) else export_onnx
         report = export(model, Path(scratch) / "model.onnx", height=size, width=size, batch_size=1)

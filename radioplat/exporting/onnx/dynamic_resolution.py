@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 
 from radioplat.errors import EngineError
@@ -89,6 +88,8 @@ def name_sides(file: Path) -> None:
     Raises:
         EngineError: a side is not dynamic, because the student's forward fixed it.
     """
+    import onnx
+
     model = onnx.load(str(file), load_external_data=False)
     (images,) = model.graph.input
     named = [(images, (2, 3), (HEIGHT, WIDTH))]

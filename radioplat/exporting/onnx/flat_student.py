@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from radioplat.errors import EngineError, RadioplatError
 from radioplat.exporting.onnx.dynamic_resolution import FIELD, constant_same_padding, sides, traced_size
-from radioplat.exporting.qdq.mark import settle_scales, translations
 from radioplat.models.backbones.radio_1d import SEQUENCE
 from radioplat.models.features import Features
 from radioplat.models.modifiers.fuse_branches import fuse_branches
 from radioplat.models.quantized.fake_quantize import NumberFormat
-from radioplat.models.quantized.quantizer import quantizers
+from radioplat.models.quantized.quantizer import quantizers, settle_scales
 from radioplat.models.student.fold_target_norm import fold_heads
 
 INPUT, LOGITS = "images", "logits"
@@ -127,6 +126,8 @@ def trace(
     Args:
         step: above 0, image sizes are dynamic, with sides that are multiples of it.
     """
+    from radioplat.exporting.qdq.mark import translations
+
     batch, height, width = shape
     dynamic = batch <= 0
     if step:

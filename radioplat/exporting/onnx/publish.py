@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-
-import onnx
+from typing import TYPE_CHECKING
 
 from radioplat.errors import EngineError
+
+if TYPE_CHECKING:
+    import onnx
 
 ONE_FILE_BYTES = 1_900_000_000  # protobuf's limit is 2 GiB
 
@@ -30,6 +32,8 @@ def open_partial_folder(path: Path, allow_folder: bool = False) -> Path:
 
 def save(model: onnx.ModelProto, file: Path) -> None:
     """Write ``model`` to ``file``; more weights than :data:`ONE_FILE_BYTES` go to ``<file>.data``."""
+    import onnx  # weights in other formats are exported without it
+
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     for old in (file, file.with_name(f"{file.name}.data")):
         old.unlink(missing_ok=True)

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import onnx
 import torch
 from onnx import ModelProto, NodeProto
-from torch import nn
 
 from radioplat.exporting.qdq.graph import attribute
 from radioplat.models.quantized import fake_quantize as _operator  # noqa: F401  (registers the operator)
 from radioplat.models.quantized.fake_quantize import NumberFormat
-from radioplat.models.quantized.quantizer import quantizers
 
 DOMAIN, MARK = "radioplat", "FakeQuantize"
 # Metadata of torch's exporter: the modules that a node was traced in.
@@ -44,13 +42,6 @@ class Mark:
     def layer(self) -> str:
         """Name of the module that the quantizer belongs to."""
         return self.module.rpartition(".")[0]
-
-
-def settle_scales(module: nn.Module) -> None:
-    """Set every quantizer's parameter to the positive scale that its operator divides by."""
-    with torch.no_grad():
-        for quantizer in quantizers(module).values():
-            quantizer.scale.copy_(quantizer.settled_scale())
 
 
 def translations() -> dict[Callable, Callable]:

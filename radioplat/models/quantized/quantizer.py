@@ -107,3 +107,10 @@ def in_float(*modules: nn.Module) -> Iterator[None]:
     finally:
         for quantizer in enabled:
             quantizer.enabled = True
+
+
+def settle_scales(module: nn.Module) -> None:
+    """Set every quantizer's parameter to the positive scale that its operator divides by."""
+    with torch.no_grad():
+        for quantizer in quantizers(module).values():
+            quantizer.scale.copy_(quantizer.settled_scale())

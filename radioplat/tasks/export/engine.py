@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from radioplat.exporting.engines.build import EngineInputs, EngineReport, build_engine, open_inputs
+from radioplat.common.imports import require_extra
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec
@@ -15,6 +16,11 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.task_record import log_task_to_wandb
+
+if TYPE_CHECKING:
+    from radioplat.exporting.engines.build import EngineInputs, EngineReport
+
+_PURPOSE = "an engine, which is built from an ONNX file,"
 
 
 def gen_trt_engine(spec: Spec) -> EngineReport:
@@ -40,6 +46,9 @@ def open_engine_inputs(spec: Spec) -> EngineInputs:
     Raises:
         EngineError: as :func:`gen_trt_engine`.
     """
+    require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
+    from radioplat.exporting.engines.build import open_inputs
+
     section = spec.gen_trt_engine
     check_channels(section.input_channel, "gen_trt_engine")
     return open_inputs(_source(spec), engine_file(spec), _config(spec), section.backend)
@@ -57,6 +66,9 @@ def _config(spec: Spec) -> TensorRTConfig:
 
 
 def _gen_trt_engine(spec: Spec) -> EngineReport:
+    require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
+    from radioplat.exporting.engines.build import build_engine
+
     section = spec.gen_trt_engine
     check_channels(section.input_channel, "gen_trt_engine")
     return build_engine(

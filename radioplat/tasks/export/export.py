@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radioplat.errors import EngineError, SpecError
-from radioplat.exporting.onnx.export import OnnxReport, export_in_halves, export_onnx
 from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights, format_problems
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float, quantizers
@@ -20,12 +19,15 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.side_files import Needs, find_needs, write_side_files
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint, task_folder
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
 from radioplat.tracking.weights_and_biases.artifacts import Product
 from radioplat.tracking.weights_and_biases.task_record import kind_of, log_task_to_wandb
+
+if TYPE_CHECKING:
+    from radioplat.exporting.onnx.export import OnnxReport
+    from radioplat.tasks.export.side_files import Needs
 
 
 def export(spec: Spec) -> OnnxReport | WeightsReport:
@@ -84,7 +86,11 @@ def prepare_export(spec: Spec) -> Prepared:
         problems := format_problems(model, config.format, config.adaptors, config.adaptor_types)
     ):
         raise EngineError(*problems)
-    return Prepared(model, find_needs(spec, model, onnx_file(spec)) if config.format is ExportFormat.onnx else None)
+    if config.format is not ExportFormat.onnx:
+        return Prepared(model, None)
+    from radioplat.tasks.export.side_files import find_needs  # of the extra onnx
+
+    return Prepared(model, find_needs(spec, model, onnx_file(spec)))
 
 
 def _export(spec: Spec) -> OnnxReport | WeightsReport:
@@ -95,14 +101,22 @@ def _export(spec: Spec) -> OnnxReport | WeightsReport:
         path = Path(config.output or task_folder(spec, "export") / FORMATS[config.format].file_name)
         sizes = {"height": height or size, "width": width or size}
         return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors, types=config.adaptor_types)
+    return _export_onnx(spec, model, needs)
+
+
+def _export_onnx(spec: Spec, model: Any, needs: Needs) -> OnnxReport:
+    from radioplat.exporting.onnx.export import export_in_halves, export_onnx  # of the extra onnx, as all that follows
+    from radioplat.tasks.export.side_files import write_side_files
+
+    config = spec.export
     # As in TAO: with force_ptq, weights trained by QAT without its scales, which cover too few tensors for DLA.
     with in_float(model) if config.force_ptq else contextlib.nullcontext():
         data_type = _float_type(spec, model)
         report = (export_in_halves if data_type is None else partial(export_onnx, data_type=data_type))(
             model,
             onnx_file(spec),
-            height=height or spec.dataset.img_size,
-            width=width or spec.dataset.img_size,
+            height=config.input_height or spec.dataset.img_size,
+            width=config.input_width or spec.dataset.img_size,
             batch_size=config.batch_size,
             dynamic_resolution=config.dynamic_resolution,
             opset=config.opset_version,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radioplat.common import terminal
-from radioplat.exporting.engines.build import EngineReport
-from radioplat.exporting.onnx.export import OnnxReport
 from radioplat.exporting.weights.export import WeightsReport
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
-from radioplat.tasks.export.show_lint import show as show_lint
-from radioplat.tasks.export.side_files import SideFiles
+
+if TYPE_CHECKING:
+    from radioplat.exporting.engines.build import EngineReport
+    from radioplat.exporting.onnx.export import OnnxReport
+    from radioplat.tasks.export.side_files import SideFiles
 
 MOST = 8  # names in a line
 
 
 def show_export(report: OnnxReport | WeightsReport) -> None:
     """Print the exported file, its outputs and its difference from torch; for weights also the code that opens them."""
-    if isinstance(report, OnnxReport):
+    if not isinstance(report, WeightsReport):
         return _show_onnx(report)
     terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.format.value}, fp32)")
     heads = ", ".join(report.adaptors) or "none"
@@ -36,6 +37,8 @@ def _show_onnx(report: OnnxReport) -> None:
     if report.quantized:
         formats = ", ".join(report.quantized.formats)
         terminal.say(f"Q/DQ: {formats}; least cosine with torch {report.quantized.cosine:.5f}")
+        from radioplat.tasks.export.show_lint import show as show_lint
+
         show_lint(report.quantized.lint)
         for finding in report.quantized.lint.errors:
             terminal.say(f"lint: {finding.node}: {finding.message} [{finding.rule}]")

@@ -15,7 +15,6 @@ from radioplat.spec.checks.tasks.quantize import replaced_backend
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.calibration_images import calibration_images
-from radioplat.tasks.quantize.onnx_file import quantize_file
 from radioplat.tasks.quantize.report import MODEL, REPORT, QuantizeReport, layer_reports
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tasks.shared.model_folder import write_model
@@ -92,11 +91,17 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     return report
 
 
+def _quantize_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
+    from radioplat.tasks.quantize.onnx_file import quantize_file  # imports onnx
+
+    return quantize_file(spec, folder)
+
+
 # By quantize.backend; each writes a checkpoint folder or a file, and reports it.
 BACKENDS: dict[str, Callable[[Spec, TaskFolder], QuantizeReport]] = {
     "native": quantize_checkpoint,
     "modelopt.pytorch": quantize_checkpoint,
-    "modelopt.onnx": quantize_file,
+    "modelopt.onnx": _quantize_file,
     "torchao": quantize_checkpoint,
 }
 

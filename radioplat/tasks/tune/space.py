@@ -14,6 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.import_paths import IMPORT_PATH
 from radioplat.spec.loading.fields import faults, first_line
@@ -214,6 +215,8 @@ def _problems(space: TuneSpace) -> Iterator[Problem]:
     yield from range_problems(space)
     if space.budget.trials is None and space.search.algorithm is not Algorithm.grid:
         yield Problem("the number of trials is needed", "budget.trials", "Only a grid has a default.")
+    if space.search.algorithm is Algorithm.optuna:
+        yield from missing_extra("tune", "algorithm optuna", "search.algorithm", instead="Or use random.")
     yield from _scheduler_problems(space)
 
 

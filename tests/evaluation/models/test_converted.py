@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 import torch
 
 from radioplat.errors import EngineError
-from radioplat.evaluation.models import converted as room
 from radioplat.evaluation.models.converted import SNAPPED, converted, snapped
 from radioplat.evaluation.models.evaluated_model import student_encoder
+from radioplat.exporting.onnx import export
 from radioplat.models.quantized.architecture import LayerFormats, Quantization
 from radioplat.models.quantized.layers import can_be_quantized
 from radioplat.models.quantized.quantizer import quantizers
@@ -67,7 +68,14 @@ def test_what_cannot_be_exported_is_snapped_and_said(student, monkeypatch):
     def refuse(*args, **kwargs):
         raise EngineError("no such operator", where="export")
 
-    monkeypatch.setattr(room, "export_onnx", refuse)
+    monkeypatch.setattr(export, "export_onnx", refuse)
     with converted(student, 48) as (model, how):
         assert torch.equal(model.encode(images()).spatial, student_encoder(student)(images()).spatial)
     assert how == f"{SNAPPED} (no such operator)"
+
+
+def test_without_onnx_it_is_snapped(student, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with converted(student, 48) as (model, how):
+        assert model.encode(images()).spatial is not None
+    assert how.startswith(SNAPPED) and "onnxruntime, which is not installed" in how

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
 from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.number_formats import FLOATS, QUANTIZED
-from radioplat.spec.schema.engine import TensorRTConfig
+from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
+from radioplat.spec.schema.root import Spec
 
 _SECTION = "gen_trt_engine.tensorrt"
+
+
+def engine_packages(spec: Spec) -> Iterator[Problem]:
+    """Yield a problem for a package that ``gen_trt_engine`` needs and that is not installed."""
+    backend, where = spec.gen_trt_engine.backend, "gen_trt_engine.backend"
+    yield from missing_extra("onnx", "an engine, which is built from an ONNX file,", where)
+    if backend is EngineBackend.openvino:
+        yield from missing_extra("openvino", "backend openvino", where)
 
 
 def engine_problems(config: TensorRTConfig) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
 from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.schema.root import Spec
@@ -33,6 +34,8 @@ def model_problems(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"a teacher has the name {model.name!r}", f"{where}.name", "Give the model another name.")
         names.append(model.name)
         kind = PurePath(model.path).suffix.lower()
+        if kind in FILES:
+            yield from missing_extra("onnx", f"an {kind} file", f"{where}.path")
         if kind in FILES and model.precision is not None:
             hint = "Remove the line; export.data_type makes a file of another precision."
             yield Problem(f"the precision of an {kind} file is fixed", f"{where}.precision", hint)

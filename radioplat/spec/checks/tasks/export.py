@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
-from radioplat.spec.checks.tasks.engine import engine_problems
+from radioplat.spec.checks.tasks.engine import engine_packages, engine_problems
 from radioplat.spec.checks.tasks.quantize import calibration_problems
 from radioplat.spec.checks.unused_fields import unknown_teacher
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, QUANTIZED
@@ -13,6 +14,8 @@ from radioplat.spec.resolved.teacher import teacher_names
 from radioplat.spec.resolved.tensorrt_version import FIRST_WITHOUT_CACHE, LOWEST_OPSET, newest_opset, parse_version
 from radioplat.spec.schema.export import AdaptorTypes, CpuQuantization, ExportConfig, ExportFormat
 from radioplat.spec.schema.root import Spec
+
+_OTHER_FORMATS = "Weights in other formats are exported without it."
 
 
 def export_problems(spec: Spec) -> Iterator[Problem]:
@@ -24,6 +27,7 @@ def export_problems(spec: Spec) -> Iterator[Problem]:
     if config.format is ExportFormat.onnx:
         if config.output is not None:
             yield Problem("it is for formats other than onnx", "export.output", "ONNX is written to export.onnx_file.")
+        yield from missing_extra("onnx", "format onnx", "export.format", instead=_OTHER_FORMATS)
         yield from _deployment(spec)
         return
     if config.onnx_file is not None:
@@ -120,4 +124,5 @@ def chained_export_problems(spec: Spec) -> Iterator[Problem]:
             message = f"an engine is built from ONNX, which format {config.format.value} does not write"
             yield Problem(message, "export.format", hint)
     if "gen_trt_engine" in then:
+        yield from engine_packages(spec)
         yield from engine_problems(spec.gen_trt_engine.tensorrt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.retrain import retrain_problems
 from radioplat.spec.checks.tasks.training_task import training_task
@@ -33,6 +34,8 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem("there is nothing to prune", "prune.parts", f"Any of {known}; or prune.blocks.")
     if budget and not config.cut:
         yield Problem("a budget is reached by removing channels", "prune.budget", "Name prune.parts, or leave it out.")
+    if config.budget.latency is not None:
+        yield from missing_extra("onnx", "a latency, which is that of an engine,", "prune.budget.latency")
     yield from _sparsity(config.sparsity)
     yield from _rounds(config)
     yield from retrain_problems(spec, config.retrain, "prune.retrain")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.checks.tasks.export import chained_export_problems
@@ -275,6 +276,8 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
 
 
 def _wandb(spec: Spec) -> Iterator[Problem]:
+    if spec.wandb.enable:
+        yield from missing_extra("wandb", "Weights & Biases", "wandb.enable", instead="Or set wandb.enable=false.")
     config, modes = spec.wandb, ("online", "offline", "disabled")
     if config.sync_tensorboard and not spec.tracked_by(Tracker.tensorboard):
         hint = "Set train.trackers=[wandb, tensorboard]."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
 from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.losses import Binds, definition_of
@@ -15,7 +16,9 @@ _SPLITS = ("train_dataset", "val_dataset", "test_dataset", "quant_calibration_da
 
 
 def detector_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield fields that a detector cannot be trained with."""
+    """Yield fields that a detector cannot be trained with, and packages that it needs."""
+    yield from missing_extra("hf", "a detector", "model.task")
+    yield from missing_extra("detect", "mAP, which validations of a detector measure,", "model.task")
     if spec.dataset.knn_validation:
         yield Problem("a detector is validated by mAP", "dataset.knn_validation", "Leave it out.")
     names, hint = ("full_equivariance", "shift_equivariance"), "Leave it at its default."
