@@ -10,13 +10,17 @@ RUN useradd --uid 1000 --create-home --shell /bin/bash radioplat \
     && mkdir -p /app /shared && chown radioplat:radioplat /app /shared
 WORKDIR /app
 
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE NOTICE ./
 COPY radioplat ./radioplat
+COPY jobs ./jobs
+COPY specs ./specs
+COPY tune_spaces ./tune_spaces
+COPY clusters ./clusters
 # torch from its CPU index, alone, as in cpu.Dockerfile: it reads checkpoints, the engine computes.
 RUN pip install --no-cache-dir --no-deps --index-url https://download.pytorch.org/whl/cpu -c constraints.txt \
         torch torchvision \
-    && pip install --no-cache-dir -c constraints.txt ".[engine]"
-COPY jobs ./jobs
+    && pip install --no-cache-dir -c constraints.txt setuptools \
+    && pip install --no-cache-dir --no-build-isolation -c constraints.txt ".[engine]"
 
 ENV PYTHONUNBUFFERED=1
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -238,6 +238,16 @@ def quickstart(args: argparse.Namespace) -> None:
     run(args.overrides)
 
 
+def init(args: argparse.Namespace) -> None:
+    """Write specs, search spaces, job scripts and cluster files into a folder, to start from."""
+    from radioplat.tasks.init.init import init as run
+
+    started = run(args.folder, args.spec)
+    terminal.say(f"{started.folder}: {started.files} files in specs, tune_spaces, jobs and clusters")
+    spec = started.spec.relative_to(started.folder)
+    terminal.say(f"next: cd {started.folder}, edit {spec}, then radioplat plan -e {spec}")
+
+
 def migrate_tao(args: argparse.Namespace) -> None:
     """Print a spec of TAO's with the line compat: tao, with which it trains TAO's objective, or write it."""
     from radioplat.tasks.migrate.migrate_tao import migrate_tao as run

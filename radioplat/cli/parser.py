@@ -98,6 +98,13 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the folder to write; it is created if it is missing")
+    parser.add_argument(
+        "--spec", metavar="NAME", default="my_images", help="the spec to begin with (my_images), a file of DIR/specs"
+    )
+
+
 def _out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="the new file; default: the spec is printed")
 
@@ -157,6 +164,7 @@ TASKS = SPEC_TASKS | {
     "explain": Command(commands.explain, _explain),
     "completion": Command(completion.completion, completion.add_completion),
     "quickstart": Command(commands.quickstart, add_overrides),
+    "init": Command(commands.init, _init),
     "doctor": Command(nodes.doctor, nodes.add_doctor),
 }
 _CHOSEN = "the task that the spec describes: train for labels without teachers, quantize for quantize.mode: qat with a "

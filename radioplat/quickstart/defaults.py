@@ -9,18 +9,18 @@ from radioplat.quickstart.corpora import Corpora, pack_corpora
 from radioplat.quickstart.weights import teacher_weights
 from radioplat.spec.loading.job_paths import paths_in_copy
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.init.starter_files import starter_root
 
-# The root of a checkout; if radioplat is installed without one, as in the containers, specs/ is in the current folder.
-_CHECKOUT = Path(__file__).resolve().parents[2]
-ROOT = _CHECKOUT if (_CHECKOUT / "specs").is_dir() else Path.cwd()
+ROOT = starter_root()
 SPEC = ROOT / "specs" / "quickstart.yaml"
 RADIO_VIT = ROOT / "specs" / "radio_vit.yaml"
 TEACHERS = ("tf_efficientnet_lite0", "tf_efficientnet_lite2")
 
 
 def has_own_inputs(path: str | Path) -> bool:
-    """Return whether ``path`` is one of the specs whose inputs are made here."""
-    return Path(path).resolve() in (SPEC, RADIO_VIT)
+    """Return whether ``path`` is one of the specs whose inputs are made here, or a copy of it by ``radioplat init``."""
+    path = Path(path)
+    return path.is_file() and path.read_bytes() in (SPEC.read_bytes(), RADIO_VIT.read_bytes())
 
 
 def ensure_inputs(overrides: list[str], path: str | Path = SPEC) -> Corpora:

@@ -43,10 +43,6 @@ def quickstart(overrides: list[str]) -> None:
     Raises:
         RadioplatError: a stage failed; its files are kept, and the next call continues from there.
     """
-    if not JOB.exists():
-        raise RadioplatError(
-            "the quickstart runs from a checkout", where=str(JOB), hint="Clone the repository and `make quickstart`."
-        )
     begin = time.monotonic()
     spec = load_spec(SPEC, overrides)
     with _stage("1/6 real images into shards, weights into safetensors"):

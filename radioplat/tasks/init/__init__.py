@@ -1,0 +1,1 @@
+"""``radioplat init``: write specs, search spaces, job scripts and cluster files into a folder."""
