@@ -2,7 +2,9 @@
 # A run on a Slurm allocation: a Ray cluster over its nodes, which ends with it.
 #
 #   ray get-auth-token --generate >/dev/null     # once: the secret of your clusters, in ~/.ray/auth_token
-#   sbatch --nodes=4 clusters/slurm.sh -e $PWD/spec.yaml results_dir=/shared/results/run
+#   sbatch --nodes=4 clusters/slurm.sh distill -e $PWD/spec.yaml results_dir=/shared/results/run
+#
+# The arguments are those of `radioplat`: any task that reads a spec (distill, train, tune, compress, evaluate, ...).
 #
 # Two minutes before its time is up, or when it is preempted, the run gets SIGTERM: it saves, ends with exit status 75, and
 # the job is queued again; any other status ends it. Home and results_dir must be the same on all nodes; `radioplat` and
@@ -20,6 +22,8 @@
 #SBATCH --output=radioplat-%j.log
 
 set -uo pipefail
+
+[[ ${1:--} == -* ]] && set -- distill "$@" # arguments without a task
 
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_health_check_period_ms=1000
 export RADIOPLAT_DEBUG=1 # write the traceback of a defect (exit status 70) to this job's log, not only to the node's /tmp
@@ -63,7 +67,7 @@ if ((${#nodes[@]} > 1)); then
     on_nodes "$(IFS=,; echo "${nodes[*]:1}")" bash -c "$start" ray --address="$head" --resources="$places"
 fi
 
-RAY_ADDRESS=$head radioplat distill "$@" cluster.mode=ray &
+RAY_ADDRESS=$head radioplat "$@" cluster.mode=ray &
 run=$!
 status=128
 while ((status > 127)) && kill -0 "$run" 2>/dev/null; do # a signal ends `wait`, not the run

@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 HERE = Path(__file__).parents[1]
-_FIELDS = ("image", "head_image", "worker_image")
+_FIELDS = ("image", "head_image", "worker_image", "image_id")
 _DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 

@@ -4,10 +4,12 @@
   helm-chart/kuberay-operator/crds).
 - ``compute_instance.json.gz``: an instance of Compute Engine, of the discovery document compute.v1.json in
   google-api-python-client 2.202.0 (googleapiclient/discovery_cache/documents).
+- ``skypilot.json.gz``: ``get_task_schema()`` and ``get_resources_schema()`` of ``sky.utils.schemas``, 0.14.1, as
+  ``task`` and ``resources``.
 - ``kubernetes_job.json.gz``: ``V1Job.model_json_schema()`` of the Python client of Kubernetes, 37.0.2.
 
 All are under the Apache licence, 2.0. ``python -m tests.clusters.published FOLDER`` writes those anew whose sources lie
-in the folder, the last one as v1_job.json.
+in the folder, the last two as skypilot.json and v1_job.json.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import yaml
 
 HERE = Path(__file__).parent
 CRDS = {"RayCluster": "ray.io_rayclusters", "RayJob": "ray.io_rayjobs"}
-COMPUTE, JOB = "compute_instance", "kubernetes_job"
+COMPUTE, JOB, SKYPILOT = "compute_instance", "kubernetes_job", "skypilot"
 _INNER = ("items", "additionalProperties")
 _EITHER, _OPEN = "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"
 
@@ -48,6 +50,12 @@ def schemas() -> dict[str, dict]:
 def compute_instance() -> dict:
     """Of Compute Engine."""
     return _read(COMPUTE)
+
+
+@functools.cache
+def skypilot() -> dict[str, dict]:
+    """Of a file for SkyPilot, by ``task`` and ``resources``."""
+    return _read(SKYPILOT)
 
 
 def closed(schema: Any) -> Any:
@@ -111,6 +119,8 @@ def main(folder: Path) -> None:
     if (source := folder / "compute.v1.json").exists():
         found = _reachable(json.loads(source.read_text())["schemas"], "Instance")
         _write(COMPUTE, {"$ref": "#/$defs/Instance", "$defs": found})
+    if (source := folder / "skypilot.json").exists():
+        _write(SKYPILOT, json.loads(source.read_text()))
     if (source := folder / "v1_job.json").exists():
         tree = json.loads(source.read_text())
         _write(JOB, stripped(tree) | {"$defs": {name: stripped(inner) for name, inner in tree["$defs"].items()}})

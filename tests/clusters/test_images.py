@@ -103,7 +103,7 @@ def test_manifests_pull_what_is_built():
     pulled = set()
     for path in (ROOT / "clusters").rglob("*.yaml"):
         text = path.read_text()
-        for image, digest in re.findall(r"(\S+/radioplat-\w+:[^@\s]+)(\S*)", text):
+        for image, digest in re.findall(r"(?:docker:)?(\S+/radioplat-\w+:[^@\s]+)(\S*)", text):
             pulled.add(image)
             name = re.search(r"radioplat-(\w+):", image)[1]
             assert digest == f"@{name.upper()}_DIGEST", f"{path}: {image} has no place for its digest"
@@ -126,7 +126,8 @@ def test_images_without_a_digest_are_named(tmp_path):
 
     code, lines = run()
     assert code == 1 and {Path(line.partition(":")[0]).name for line in lines} == {
-        "aws.yaml", "gcp.yaml", "job.yaml", "raycluster.yaml", "rayjob.yaml", *(f"{name}.Dockerfile" for name in IMAGES)
+        "aws.yaml", "gcp.yaml", "job.yaml", "raycluster.yaml", "rayjob.yaml", "skypilot.yaml",
+        *(f"{name}.Dockerfile" for name in IMAGES)
     }  # fmt: skip
     files = []
     for path in (*(ROOT / "clusters").rglob("*.yaml"), *(ROOT / "clusters" / "images").glob("*.Dockerfile")):

@@ -70,7 +70,14 @@ def test_a_slip_is_seen(clusters, path, value):
 def test_the_job_runs_on_the_same_cluster(clusters, cluster):
     job = yaml.safe_load((clusters / "kuberay" / "rayjob.yaml").read_text())["spec"]
     assert job["rayClusterSpec"] == cluster
-    assert job["shutdownAfterJobFinishes"] and job["backoffLimit"] > 0
+    assert job["shutdownAfterJobFinishes"]
+    assert job["backoffLimit"] == 0, "KubeRay would retry a typo on that many new clusters"
+
+
+def test_the_page_shows_the_rules_of_the_job(clusters):
+    page = (clusters.parent / "docs" / "clusters.md").read_text()
+    shown = page.partition("tells Kubernetes so:\n\n```\n")[2].partition("```")[0].removeprefix("spec:\n")
+    assert "podFailurePolicy" in shown and shown in (clusters / "kuberay" / "job.yaml").read_text()
 
 
 def test_a_job_tells_exit_statuses_apart(clusters, cluster):

@@ -111,6 +111,26 @@ def test_rays_folder_is_in_a_private_one_with_a_random_name(clusters, environmen
         folder.parent.rmdir()
 
 
+@pytest.mark.parametrize(
+    ("given", "called"),
+    [
+        (
+            ["tune", "-e", "spec.yaml", "--space", "s.yaml"],
+            "radioplat tune -e spec.yaml --space s.yaml cluster.mode=ray",
+        ),
+        (["teachers", "start", "-e", "spec.yaml"], "radioplat teachers start -e spec.yaml cluster.mode=ray"),
+        ([], "radioplat distill cluster.mode=ray"),
+    ],
+)
+def test_any_task_runs(clusters, environment, given, called):
+    Path(f"{environment['LOG']}.end").write_text("0")
+    done = subprocess.run(
+        [clusters / "slurm.sh", *given], env=environment, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{called} a:24242" in Path(environment["LOG"]).read_text().splitlines()
+
+
 @pytest.mark.parametrize("status", [0, 1, 70])
 def test_an_end_is_an_end(job, status):
     process, log = job
