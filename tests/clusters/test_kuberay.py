@@ -75,7 +75,7 @@ def test_the_job_runs_on_the_same_cluster(clusters, cluster):
 
 
 def test_the_page_shows_the_rules_of_the_job(clusters):
-    page = (clusters.parent / "docs" / "clusters.md").read_text()
+    page = (clusters.parent / "docs" / "how_to" / "clusters.md").read_text()
     shown = page.partition("tells Kubernetes so:\n\n```\n")[2].partition("```")[0].removeprefix("spec:\n")
     assert "podFailurePolicy" in shown and shown in (clusters / "kuberay" / "job.yaml").read_text()
 

@@ -15,6 +15,8 @@ from radioplat.common.imports import EXTRAS
 # Also packages that only tests and the quickstart need. None in sys.modules: the import fails as without the package.
 ABSENT = [module for modules in EXTRAS.values() for module in modules]
 ABSENT += ["tensorrt", "tensorrt_rtx", "nixl", "skimage", "sklearn", "boto3", "moto"]
+ABSENT += ["triton", "cuda", "pynvml"]  # PyTorch for CPUs brings none of them
+ABSENT += ["cykooz_resizer"]  # it has no wheel for Linux on aarch64
 PROGRAM = """
 import importlib, json, sys
 sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))
