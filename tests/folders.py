@@ -18,15 +18,13 @@ class Folder:
 
     Attributes:
         path: below ``radioplat/``, "" for the package itself.
-        files: tracked kinds of files in it, without those in its sub-folders; ``__init__.py`` does not count.
-        lines: of the Python files among them.
+        files: number of files in it, without those in its sub-folders; ``__init__.py`` does not count.
         purpose: first line of its docstring.
         imports: top-level packages that it imports; only of top-level packages, with all below them.
     """
 
     path: str
     files: int
-    lines: int
     purpose: str
     imports: tuple[str, ...]
 
@@ -38,12 +36,11 @@ def folders() -> list[Folder]:
     found = []
     for path in sorted({file.parent for file in package.rglob("*.py")}):
         files = [p for p in path.iterdir() if p.is_file() and p.suffix != ".pyc" and p.name != "__init__.py"]
-        lines = sum(len(p.read_text(encoding="utf-8").splitlines()) for p in files if p.suffix == ".py")
         tree = ast.parse((path / "__init__.py").read_text(encoding="utf-8"))
         purpose = (ast.get_docstring(tree) or "").split("\n")[0].replace("``", "`")
         name = path.relative_to(package).as_posix().removeprefix(".")
         imports = _imports(path) - {name} if name and "/" not in name else set()
-        found.append(Folder(name, len(files), lines, purpose, tuple(sorted(imports))))
+        found.append(Folder(name, len(files), purpose, tuple(sorted(imports))))
     return found
 
 
@@ -61,11 +58,11 @@ def _imports(folder: Path) -> set[str]:
 
 def table() -> str:
     """The table, in Markdown."""
-    rows = ["| folder | files | lines | what is in it | imports |", "|---|---|---|---|---|"]
+    rows = ["| folder | what is in it | imports |", "|---|---|---|"]
     for folder in folders():
         name = f"`radioplat/{folder.path}/`" if folder.path else "`radioplat/`"
         imports = ", ".join(folder.imports)
-        rows.append(f"| {name} | {folder.files} | {folder.lines} | {folder.purpose} | {imports} |")
+        rows.append(f"| {name} | {folder.purpose} | {imports} |")
     return "\n".join(rows) + "\n"
 
 

@@ -9,17 +9,23 @@ from typing import Any
 
 import torch
 
+from radioplat.common.imports import missing_extra
 from radioplat.data.detection.split import read_split
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import Problem
 from radioplat.evaluation.detection.coco import load_coco
 from radioplat.evaluation.measure.needs import metric_facts, not_requested
-from radioplat.exporting.onnx.modelopt import load_quantize
 from radioplat.launch.preflight.preflight import Level
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import Architecture, open_architecture, open_model, weight_files
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
-from radioplat.spec.checks.tasks.quantize import calibration_split, quantize_problems
+from radioplat.spec.checks.tasks.quantize import (
+    ONNX_BACKEND,
+    TORCH_BACKEND,
+    calibration_split,
+    quantize_problems,
+    replaced_backend,
+)
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import command_of, command_with
 from radioplat.spec.schema.compress import Stage
@@ -39,8 +45,7 @@ from radioplat.tasks.plan.accepts import accepted_tasks
 from radioplat.tasks.plan.findings import Plan
 from radioplat.tasks.plan.run import plan_run
 from radioplat.tasks.prune.prune import pruned_checkpoint
-from radioplat.tasks.quantize.onnx_file import open_source, quantize_file
-from radioplat.tasks.quantize.post_training import BACKENDS, quantized_path
+from radioplat.tasks.quantize.post_training import quantized_path
 from radioplat.tasks.quantize.qat import training_spec
 from radioplat.tasks.quantize.report import MODEL
 from radioplat.tasks.quantize.sensitivity import without_choices
@@ -182,9 +187,15 @@ def _retrain(spec: Spec, config: RetrainConfig, checkpoint: Path, folder: Path, 
 
 def _quantize(spec: Spec, report: Plan) -> None:
     report.problems += quantize_problems(spec)
+    if spec.quantize.backend in (ONNX_BACKEND, TORCH_BACKEND) and not replaced_backend(spec.quantize):
+        purpose, instead = f"backend {spec.quantize.backend}", "Or set quantize.backend: native."
+        report.problems += missing_extra("quantize", purpose, "quantize.backend", instead=instead)
     if report.problems:
         return
-    if BACKENDS[spec.quantize.backend] is quantize_file:
+    if spec.quantize.backend == ONNX_BACKEND:
+        from radioplat.exporting.onnx.modelopt import load_quantize  # of the extra
+        from radioplat.tasks.quantize.onnx_file import open_source
+
         report.attempt(load_quantize)
         if source := report.attempt(open_source, spec):
             report.facts["file"] = str(source[0])
