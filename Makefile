@@ -71,7 +71,7 @@ proof: $(STAMP)
 # The documentation site, in build/site; without the network.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
-	echo "The site: build/site/index.html"
+	echo "The site: build/site/index.html; its search needs a server: python3 -m http.server -d build/site"
 
 $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"
