@@ -1,30 +1,58 @@
 """radioplat: distil one vision student from several frozen foundation models, on Ray.
 
-``radioplat.distill(spec)`` runs a distillation, ``radioplat.load_student(path)`` opens what it wrote, and
-``radioplat.embed(path, images)`` and ``radioplat.predict(path, images)`` use it on images.
+Every task is a function of this module, with the arguments of its command: a spec (a YAML file, a mapping, or what
+``load_spec`` returns) and overrides ``["train.num_epochs=2"]``. It returns a dataclass, or raises a ``RadioplatError``
+that names the field and the remedy. ``load_student`` opens a student; ``embed`` and ``predict`` use a model on images.
+
+    >>> import radioplat
+    >>> result = radioplat.distill("spec.yaml", ["train.num_epochs=2"])
+    >>> student = radioplat.load_student(result.student)
+    >>> features = student(images)  # uint8 [B, 3, H, W]
+    >>> radioplat.embed(result.student, "photographs/", out="features.parquet")
+
 Everything is imported on first use, so ``import radioplat`` needs neither torch, Ray nor DeepSpeed.
 """
 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["distill", "train", "evaluate", "embed", "predict", "load_spec", "load_student"]
-
-_FUNCTIONS = {
-    "distill": ("radioplat.tasks.distill.distill", "distill"),
-    "train": ("radioplat.tasks.distill.distill", "train"),
-    "evaluate": ("radioplat.tasks.evaluate.evaluate", "evaluate"),
-    "embed": ("radioplat.evaluation.inference.api", "embed"),
-    "predict": ("radioplat.evaluation.inference.api", "predict"),
-    "load_spec": ("radioplat.spec.loading.load", "load_spec"),
-    "load_student": ("radioplat.models.student.checkpoint", "load_student"),
+# Module of each public name; radioplat/__init__.pyi has the same names for editors and type checkers.
+_MODULES = {
+    "Problem": "radioplat.errors",
+    "RadioplatError": "radioplat.errors",
+    "Spec": "radioplat.spec.schema.root",
+    "Stopped": "radioplat.errors",
+    "Student": "radioplat.models.student.student",
+    "build_engine": "radioplat.tasks.export.engine",
+    "compress": "radioplat.tasks.compress.compress",
+    "distill": "radioplat.tasks.distill.distill",
+    "embed": "radioplat.evaluation.inference.api",
+    "evaluate": "radioplat.tasks.evaluate.evaluate",
+    "export": "radioplat.tasks.export.export",
+    "load_spec": "radioplat.spec.loading.load",
+    "load_student": "radioplat.models.student.checkpoint",
+    "plan": "radioplat.tasks.plan.plan",
+    "predict": "radioplat.evaluation.inference.api",
+    "prune": "radioplat.tasks.prune.prune",
+    "quantize": "radioplat.tasks.quantize.quantize",
+    "train": "radioplat.tasks.distill.distill",
+    "tune": "radioplat.tasks.tune.tune",
 }
+__all__ = list(_MODULES)
 
 
-def __getattr__(name: str):
-    if name not in _FUNCTIONS:
-        raise AttributeError(f"module 'radioplat' has no attribute {name!r}")
-    module, function = _FUNCTIONS[name]
-    return getattr(importlib.import_module(module), function)
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    import difflib
+
+    near = difflib.get_close_matches(name, _MODULES, 1)
+    hint = f". Did you mean: {near[0]!r}?" if near else ""
+    raise AttributeError(f"module 'radioplat' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

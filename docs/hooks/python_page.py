@@ -14,7 +14,6 @@ EXTENSIONS = [
     "radioplat.training.hooks.step_hook.StepHook",
     "radioplat.training.hooks.own_hook.HookContext",
 ]
-_INHERITED = {"load_student": "radioplat.models.weights.model_format.Format.load"}  # a method under a public name
 
 
 def python_page() -> str:
@@ -22,7 +21,7 @@ def python_page() -> str:
     modules = {name: _module_of(name) for name in radioplat.__all__}
     public = {name: f"{module}.{name}" for name, module in modules.items() if module != errors.__name__}
     sections = {
-        "Functions": {f"radioplat.{name}": _INHERITED.get(name, path) for name, path in public.items()},
+        "Functions": {f"radioplat.{name}": path for name, path in public.items()},
         "Code of your own": {path: path for path in EXTENSIONS},
         "Errors": {f"radioplat.errors.{name}": f"radioplat.errors.{name}" for name in _errors()},
     }
@@ -34,8 +33,7 @@ def python_page() -> str:
 
 def _module_of(name: str) -> str:
     """Return the module of a public name without importing it: torch takes seconds."""
-    names = vars(radioplat)
-    return names["_MODULES"][name] if "_MODULES" in names else names["_FUNCTIONS"][name][0]
+    return radioplat._MODULES[name]
 
 
 def _errors() -> list[str]:

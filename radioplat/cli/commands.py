@@ -66,7 +66,7 @@ def export(args: argparse.Namespace) -> None:
 def gen_trt_engine(args: argparse.Namespace) -> None:
     """Build an engine from an ONNX file."""
     spec = read_spec(args)
-    from radioplat.tasks.export.engine import gen_trt_engine as run
+    from radioplat.tasks.export.engine import build_engine as run
     from radioplat.tasks.export.show import show_engine
 
     show_engine(run(spec))
@@ -134,7 +134,7 @@ def tune(args: argparse.Namespace) -> None:
     from radioplat.tasks.tune.show import show
     from radioplat.tasks.tune.tune import tune as run
 
-    show(run(spec, (), args.space))
+    show(run(spec, space=args.space))
 
 
 def plan(args: argparse.Namespace) -> int:
@@ -144,7 +144,7 @@ def plan(args: argparse.Namespace) -> int:
     from radioplat.tasks.plan.show import show
 
     task = None if args.verb == AUTO else args.verb
-    return 0 if show(run(spec, task, space=getattr(args, "space", None))) else 1
+    return 0 if show(run(spec, task=task, space=getattr(args, "space", None))) else 1
 
 
 def index(args: argparse.Namespace) -> None:

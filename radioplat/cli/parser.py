@@ -243,9 +243,8 @@ def build_parser(
     groups: Mapping[str, tuple[str, Mapping[str, Command]]] = GROUPS,
 ) -> argparse.ArgumentParser:
     """Return the parser of ``program``; parsed arguments have the command's function as ``run``."""
-    parser = _Parser(
-        program, description=sys.modules["radioplat"].__doc__, epilog="All fields of a spec: radioplat default_specs."
-    )
+    description = str(sys.modules["radioplat"].__doc__).partition("\n")[0]
+    parser = _Parser(program, description=description, epilog="All fields of a spec: radioplat default_specs.")
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="task", required=True, metavar="task")
     for name, command in tasks.items():

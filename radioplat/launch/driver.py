@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from radioplat.cluster.ray_cluster import check_cluster, uses_ray
 from radioplat.common.sigterm import handling_sigterm
@@ -55,7 +54,6 @@ class RunResult:
         folder: the task's results folder.
         global_step: optimizer steps of the whole run.
         resumed_from: the step at which it began, 0 for a new run.
-        then: results of the tasks in ``distill.then``, by name.
         teacher_costs: summed over all starts of the run; None for a run without teachers.
         account: the use of time over all starts of the run.
     """
@@ -64,9 +62,13 @@ class RunResult:
     folder: Path
     global_step: int
     resumed_from: int
-    then: dict[str, Any] = field(default_factory=dict)
     teacher_costs: TeacherCosts | None = None
     account: Goodput | None = None
+
+    @property
+    def student(self) -> Path:
+        """The trained model: :attr:`checkpoint`."""
+        return self.checkpoint
 
 
 def run_task(

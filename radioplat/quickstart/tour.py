@@ -24,7 +24,7 @@ from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.evaluate import evaluate
 from radioplat.tasks.evaluate.side_by_side import ModelRow
 from radioplat.tasks.evaluate.students import EvaluateResult
-from radioplat.tasks.export.engine import gen_trt_engine
+from radioplat.tasks.export.engine import build_engine
 from radioplat.tasks.export.export import export
 from radioplat.tasks.prune.rounds import REPORT
 from radioplat.tasks.quantize.quantize import quantize
@@ -54,7 +54,7 @@ def quickstart(overrides: list[str]) -> None:
     with _stage("4/6 quantize, export, build engines for this CPU"):
         engines = build_engines(spec)
     with _stage("5/6 write a TensorRT engine"):
-        tensorrt = gen_trt_engine(spec)
+        tensorrt = build_engine(spec)
     with _stage("6/6 evaluate: radioplat evaluate, four models side by side"):
         evaluated = compare(spec, engines)
     macs = macs_of(spec)
@@ -72,7 +72,7 @@ def quickstart(overrides: list[str]) -> None:
 def build_engines(spec: Spec) -> dict[str, EngineReport]:
     """Build engines of the teacher in floats, of the student in floats and in INT8, for this machine's CPU."""
     home, made = Path(spec.results_dir), {}
-    quantized = quantize(spec, say=lambda _: None).result
+    quantized = quantize(spec, say=lambda _: None).student
     checkpoints = {TEACHER: Path(str(spec.prune.checkpoint)), STUDENT: find_checkpoint(spec, None, ""), INT8: quantized}
     for name, checkpoint in checkpoints.items():
         stem = name.replace(", ", "_").replace(" ", "_").lower()
@@ -87,7 +87,7 @@ def build_engines(spec: Spec) -> dict[str, EngineReport]:
             backend=EngineBackend.openvino,
             tensorrt=dataclasses.replace(spec.gen_trt_engine.tensorrt, data_type=data_type, opt_batch_size=1),
         )
-        made[name] = gen_trt_engine(dataclasses.replace(spec, gen_trt_engine=building))
+        made[name] = build_engine(dataclasses.replace(spec, gen_trt_engine=building))
     return made
 
 

@@ -192,7 +192,7 @@ def test_plan_refuses_classes_that_are_not_the_same(mixed, make, teacher, images
     spec["dataset"]["num_classes"] = 2
     fields = {p.where: p.message for p in plan(load_spec(spec)).problems}
     assert set(fields) == {path, "dataset.num_classes"} and "digit_0, digit_1, digit_4" in fields["dataset.num_classes"]
-    (problem,) = plan(load_spec(make("test_resnet", classes=2)), "train").problems
+    (problem,) = plan(load_spec(make("test_resnet", classes=2)), task="train").problems
     assert problem.where == "dataset.num_classes" and "the images have 3" in problem.message
     # Their number is right, and their order is not.
     renamed = images / "renamed"
@@ -224,13 +224,13 @@ def test_held_out_images_of_classes_that_are_not_learnt_are_told(make, images):
     heard = []
     run = radioplat.train(spec, say=heard.append)
     note = "dataset.val_dataset: 20 images of classes that are not learnt will not be judged: 20 'letter_a'"
-    assert note in heard and note in plan(load_spec(spec), "train").warnings
+    assert note in heard and note in plan(load_spec(spec), task="train").warnings
     right = 20 * validated(run.folder)["accuracy/top1"]
     assert right == pytest.approx(round(right)), "of the other 20"
     assert note in evaluate(load_spec(spec, (f"evaluate.checkpoint={run.checkpoint}",))).findings.absent
     spec = make("test_resnet")
     spec["dataset"]["val_dataset"]["images_dir"] = none
-    (problem,) = plan(load_spec(spec), "train").problems
+    (problem,) = plan(load_spec(spec), task="train").problems
     assert problem.where == "dataset.val_dataset" and "there are 20 'letter_a', 20 'letter_b'" in problem.message
     with pytest.raises(SpecError, match="no held-out image is of a class"):
         radioplat.train(spec, say=lambda line: None)
@@ -243,9 +243,9 @@ def test_numbers_beside_names_are_refused(make, write_shard, images):
     write_shard(images / "both" / "a.tar", shard)
     write_shard(images / "numbers" / "a.tar", [("a.png", png), ("a.cls", b"1")])
     spec["dataset"]["train_dataset"]["tar_data_sources"] = [{"root_dir": str(images / "both")}]
-    assert not plan(load_spec(spec), "train").problems, "the name says what the number is"
+    assert not plan(load_spec(spec), task="train").problems, "the name says what the number is"
     spec["dataset"]["train_dataset"]["tar_data_sources"] = [{"root_dir": str(images / "numbers")}]
-    (problem,) = plan(load_spec(spec), "train").problems
+    (problem,) = plan(load_spec(spec), task="train").problems
     assert problem.where == "dataset.train_dataset" and "it is unknown whether class 1 is 'digit_1'" in problem.message
 
 

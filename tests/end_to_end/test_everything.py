@@ -159,7 +159,7 @@ def test_every_term_is_there_and_the_export_knows_every_teacher(quiet):
     for losses in found.values():
         assert names <= losses.keys() and {"loss/regularizer"} <= losses.keys()
         assert any("gram" in name for name in losses) and "loss/t0/binding_0" in losses
-    source = read_source(quiet.result.then["export"].path, "export")
+    source = read_source(quiet.result.exported.path, "export")
     heads = {name: set(kinds) for name, kinds in source.heads.items()}
     assert heads == dict.fromkeys(("t0", "t1"), {"summary", "spatial"})
 

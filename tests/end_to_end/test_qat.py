@@ -77,7 +77,7 @@ def test_plan_plans_the_training_of_the_quantized_student(report, quiet_run, ask
     assert not found.problems and found.facts["task"].startswith("quantize: quantize.mode is qat")
     assert found.facts["quantized student"].startswith("18 quantizers")
     assert f"{report.trained.global_step} steps in all" in found.facts["length"]
-    plain = plan(load_spec(quiet_run.file, asked[0]), "distill")
+    plain = plan(load_spec(quiet_run.file, asked[0]), task="distill")
     assert "quantized student" not in plain.facts and "task" not in plain.facts
 
 

@@ -33,7 +33,7 @@ class Trained:
     @property
     def folder(self) -> Path:
         """Of the training."""
-        return self.report.result.parent
+        return self.report.student.parent
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +87,10 @@ def test_same_ids_and_losses_at_one_and_two_workers(local, two_workers, ids_by_s
 
 
 def test_scales_learned_and_are_averaged(local, two_workers):
-    alone, two = (quantizers(radioplat.load_student(t.report.result, ema=False)) for t in (local, two_workers))
+    alone, two = (quantizers(radioplat.load_student(t.report.student, ema=False)) for t in (local, two_workers))
     for name, quantizer in alone.items():
         torch.testing.assert_close(two[name].scale, quantizer.scale, rtol=1e-3, atol=0)
-    averaged = quantizers(radioplat.load_student(two_workers.report.result, ema=True))
+    averaged = quantizers(radioplat.load_student(two_workers.report.student, ema=True))
     assert any(not torch.equal(averaged[name].scale, two[name].scale) for name in two)
 
 
@@ -106,7 +106,7 @@ def test_bf16_keeps_fp32_scales(cluster, train, local, ids_by_step, stage):
     assert ids_by_step(local.folder) == ids_by_step(found.folder)
     mean, expected = (sum(t.losses.values()) / STEPS for t in (found, local))
     assert mean == pytest.approx(expected, rel=0.02)
-    tensors = safetensors.torch.load_file(found.report.result / "student.safetensors")
+    tensors = safetensors.torch.load_file(found.report.student / "student.safetensors")
     scales = {name: value for name, value in tensors.items() if name.endswith("_quantizer.scale")}
     assert len(scales) == 18 and all(value.dtype is torch.float32 for value in scales.values())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in scales.values())

@@ -124,22 +124,24 @@ def test_callbacks_come_in_order(chain):
 def test_one_job_ends_in_a_report_an_onnx_file_and_an_engine(chain):
     result = chain[0]
     root = result.folder.parent
-    evaluated, exported = result.then["evaluate"], result.then["export"]
+    evaluated, exported = result.evaluation, result.exported
     assert evaluated.report == root / "evaluate" / "report.html" and evaluated.report.stat().st_size > 10_000
     assert {"student", "untrained student", "lite0", "vit"} == set(evaluated.knn)
     page = evaluated.report.read_text(encoding="utf-8")
     assert "What teachers cost" in page and "cost/lite0" not in page  # a table, no curves
     assert set(evaluated.fidelity["student"]["lite0"]) == {"summary", "spatial"}
     assert exported.path == root / "export" / "student.onnx" and exported.max_abs_error < 1e-3
-    for task in result.then:
+    tasks = ["evaluate", "export", *(["gen_trt_engine"] if HAS_TENSORRT else [])]
+    assert (result.engine is None) is not HAS_TENSORRT and result.student == result.checkpoint
+    for task in tasks:
         assert (root / task / "experiment.yaml").exists()
-        assert [line["status"] for line in read_status(root / task / "status.json")][:: len(result.then)]
+        assert [line["status"] for line in read_status(root / task / "status.json")][:: len(tasks)]
         assert read_status(root / task / "status.json")[-1]["status"] == "SUCCESS"
 
 
 @pytest.mark.skipif(not HAS_TENSORRT, reason="the `engine` extra is not installed")
 def test_the_engine(chain):
-    built = chain[0].then["gen_trt_engine"]
+    built = chain[0].engine
     assert built.path.suffix == ".engine" and built.path.stat().st_size == built.bytes > 10_000
     assert built.compute_capabilities == ["SM89"]
 

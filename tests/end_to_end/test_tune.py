@@ -86,7 +86,7 @@ def gone_on(killed, cluster):
     before = {record.number: record for record in read_trials(killed / "tune")}
     assert [before[n].state for n in before] == [State.done, State.running]
     lines: list[str] = []
-    report = tune(killed / "spec.yaml", (), killed / "space.yaml", say=lines.append)
+    report = tune(killed / "spec.yaml", (), space=killed / "space.yaml", say=lines.append)
     show(report)
     return report, before, lines
 
@@ -103,7 +103,7 @@ def test_nothing_is_computed_again(gone_on, killed):
     begun = int(again.partition(" at step ")[2].partition(" of ")[0])
     assert begun >= 5 and steps[begun - STEPS :] == list(range(begun + 1, STEPS + 1))
     assert not [
-        r for r in tune(killed / "spec.yaml", (), killed / "space.yaml", say=lines.append).trials if r.starts > 2
+        r for r in tune(killed / "spec.yaml", (), space=killed / "space.yaml", say=lines.append).trials if r.starts > 2
     ]
 
 
@@ -156,4 +156,4 @@ def test_a_run_per_trial_in_the_group_of_the_sweep(gone_on, killed):
 
 def test_another_space_is_refused(gone_on, killed):
     with pytest.raises(Exception, match="its 2 trials have another parameters"):
-        tune(killed / "spec.yaml", (), space(STEPS, parameters={LR: [1e-3]}))
+        tune(killed / "spec.yaml", (), space=space(STEPS, parameters={LR: [1e-3]}))

@@ -66,7 +66,7 @@ def test_pbt_clones_weights(base, cluster, tmp_path):
         lrs = [draw_values(load_space(wanted), n, lambda path: None)[LR] for n in range(2)]
         if lrs == [1e-8, 3e-3]:
             break
-    report = tune(base | {"results_dir": str(tmp_path)}, ("feature_cache.dir=null",), wanted)
+    report = tune(base | {"results_dir": str(tmp_path)}, ("feature_cache.dir=null",), space=wanted)
     clone, donor = report.trials
     number, step = clone.clones[0]
     assert number == 1 and clone.state is State.done
@@ -106,7 +106,7 @@ def test_a_trial_whose_process_dies_goes_on(base, cluster, tmp_path):
     watcher = threading.Thread(target=kill, daemon=True)
     watcher.start()
     said = space(120, parameters={LR: {"grid": [1e-3, 3e-3]}}, max_failures=2, first_alone=False)
-    report = tune(base | {"results_dir": str(tmp_path)}, (), said)
+    report = tune(base | {"results_dir": str(tmp_path)}, (), space=said)
     watcher.join(10)
     first, second = report.trials
     assert killed and [r.state for r in report.trials] == [State.done] * 2
@@ -126,14 +126,14 @@ def test_asha_ends_what_learns_nothing_and_failures_are_named(base, cluster, tmp
         scheduler={"type": "asha", "grace_steps": 8, "reduction_factor": 2, "report_steps": 4},
         concurrent=1,
     )
-    report = tune(base | {"results_dir": str(tmp_path)}, (), said)
+    report = tune(base | {"results_dir": str(tmp_path)}, (), space=said)
     good, bad = report.trials
     assert (good.state, bad.state) == (State.done, State.stopped)
     assert 8 <= bad.step < 400 and not bad.metrics
     weights = tmp_path / "torn.safetensors"
     weights.write_bytes(b"nothing")
     said = space(4, parameters={"train.pretrained_model_path": {"grid": [str(weights), None]}}, concurrent=2)
-    report = tune(base | {"results_dir": str(tmp_path / "other")}, (), said)
+    report = tune(base | {"results_dir": str(tmp_path / "other")}, (), space=said)
     failed, fine = report.trials
     assert failed.state is State.failed and "train.pretrained_model_path" in failed.reason and failed.starts == 1
     assert fine.state is State.done

@@ -56,6 +56,10 @@ def embed(model: Model, images: Any, *, maps: bool = False, size: int | None = N
 
     Raises:
         RadioplatError: the model cannot be opened or is a detector, or no image can be read.
+
+    Example:
+        >>> radioplat.embed("results/distill/model_latest", ["a.jpg", "b.jpg"]).summary.shape
+        (2, 384)
     """
     with _mode_of(model):
         rows = _features(_opened(model, size), images, batch_size, maps)
@@ -93,6 +97,10 @@ def predict(
 
     Raises:
         RadioplatError: the model cannot be opened or neither detects nor classifies, or no image can be read.
+
+    Example:
+        >>> radioplat.predict("results/train/model_latest", "photographs/")[0].class_names
+        ('cat', 'dog')
     """
     with _mode_of(model):
         opened = _opened(model, size)

@@ -14,7 +14,9 @@ def _build(architecture: DetectorArchitecture, where: str) -> Detector:
     return Detector(architecture, where or "model.detector")
 
 
-DETECTOR = Format({DETECTOR_FILE: ""}, "radioplat.detector", DetectorArchitecture, _build)
+DETECTOR: Format[DetectorArchitecture, Detector] = Format(
+    {DETECTOR_FILE: ""}, "radioplat.detector", DetectorArchitecture, _build
+)
 load_detector, read_detector, read_detector_architecture = DETECTOR.load, DETECTOR.read, DETECTOR.read_architecture
 
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from radioplat import __version__
+from radioplat.errors import WeightsError
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.weights.model_format import VERSION_KEY, Format, save_files
 
@@ -21,11 +22,49 @@ class _StudentFormat(Format[StudentArchitecture, Student]):
         return super().load(path, where, ema, verify).fold()
 
 
-STUDENT = _StudentFormat(
+STUDENT: _StudentFormat = _StudentFormat(
     {STUDENT_FILE: "", HEADS_FILE: "heads."}, STUDENT_KEY, StudentArchitecture, lambda form, where: Student(form)
 )
-is_checkpoint, load_student = STUDENT.holds, STUDENT.load
+is_checkpoint = STUDENT.holds
 read_architecture, read_tensors = STUDENT.read_architecture, STUDENT.read_tensors
+
+
+def load_student(path: str | Path, where: str = "", ema: bool | None = None, verify: bool = True) -> Student:
+    """Open a student, in fp32 and evaluation mode, on the CPU.
+
+    Args:
+        path: a checkpoint folder (``results/distill/model_latest``), or the file of ``export.format: safetensors``.
+        where: the spec field of the path, for messages.
+        ema: True for the averaged weights, False for the plain ones; None for the averaged if there are any.
+        verify: compare the files with the checkpoint's ``manifest.json``, which reads them once more.
+
+    Raises:
+        WeightsError: this is no student, is damaged, differs from its manifest, contains a NaN, or lacks the requested
+            averages.
+
+    Example:
+        >>> student = radioplat.load_student("results/distill/model_latest").to("cuda")
+        >>> features = student(images)  # uint8 [B, 3, H, W], or floats in [0, 1]
+        >>> features.summary, features.spatial  # [B, D] and [B, h, w, D]
+        >>> student.head("clip", features).summary  # in the space of the teacher "clip"
+    """
+    if (hint := _instead(Path(path))) and not STUDENT.holds(path):
+        raise WeightsError(f"{path} is not a student's checkpoint", where=where, hint=hint)
+    return STUDENT.load(path, where, ema, verify)
+
+
+def _instead(path: Path) -> str:
+    """Return what to do with ``path`` instead of opening it as a student; empty if that is not known."""
+    if path.suffix.lower() in (".onnx", ".engine"):
+        return "radioplat.embed and radioplat.predict run such a file."
+    if not path.is_dir():
+        return ""
+    if (path / "detector.safetensors").is_file():
+        load = "radioplat.models.detectors.checkpoint.load_detector"
+        return f"It is a detector's: radioplat.predict runs it, {load} opens it."
+    inside = [link.parent for name in ("", "*/") for link in sorted(path.glob(f"{name}model_*/{STUDENT_FILE}"))]
+    latest = [folder for folder in inside if folder.name == "model_latest"]
+    return f"There is one in it: {(latest or inside)[0]}." if inside else ""
 
 
 def save_student(student: Student, tensors: dict[str, torch.Tensor], folder: Path) -> None:

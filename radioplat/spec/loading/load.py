@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pickle
 import re
 import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
@@ -35,11 +37,13 @@ from radioplat.spec.schema.root import Spec
 from radioplat.spec.weights.address import timm_name
 
 
-def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, overrides: typing.Sequence[str] = ()) -> Spec:
+def load_spec(
+    source: str | Path | Mapping[str, Any] | Spec | None = None, overrides: typing.Sequence[str] = ()
+) -> Spec:
     """Read a spec and apply ``key=value`` overrides in order.
 
     Args:
-        source: a YAML file, a mapping, an existing :class:`Spec`, or None for the defaults.
+        source: a YAML file, a mapping of sections, a :class:`Spec` (which is copied), or None for the defaults.
         overrides: hydra-style ``a.b[0].c=value`` or ``a.b.0.c=value``; values are YAML.
 
     Returns:
@@ -47,8 +51,15 @@ def load_spec(source: str | Path | dict[str, Any] | Spec | None = None, override
         ``radioplat.spec.checks``. Addresses of fetched weights (``hf://org/name``) are paths.
 
     Raises:
-        SpecError: with one problem for each unknown, missing or mistyped field, or for each value out of its range.
+        SpecError: with one problem for each unknown, missing or mistyped field, or for each value out of its range;
+            or ``source`` or ``overrides`` is none of these.
+
+    Example:
+        >>> spec = radioplat.load_spec("spec.yaml", ["train.num_epochs=2", "results_dir=results/short"])
+        >>> spec.train.num_epochs
+        2
     """
+    _check_overrides(overrides)
     name, tree = _read(source)
     for override in overrides:
         apply_override(tree, override, Spec)
@@ -209,22 +220,35 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _read(source: str | Path | dict[str, Any] | Spec | None) -> tuple[str, dict[str, Any]]:
+def _check_overrides(overrides: Any) -> None:  # noqa: ANN401
+    """Refuse what is no sequence of ``key=value``: the letters of a text would be read as overrides."""
+    hint = 'Give a list of texts: ["train.num_epochs=2"].'
+    if isinstance(overrides, (str, bytes, Mapping)) or not isinstance(overrides, Iterable):
+        raise SpecError(f"this is a {type(overrides).__name__}, not a list", where="overrides", hint=hint)
+    for i, override in enumerate(overrides):
+        if not isinstance(override, str):
+            raise SpecError(f"this is a {type(override).__name__}, not a text", where=f"overrides[{i}]", hint=hint)
+
+
+def _read(source: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
     if source is None:
         return "", {}
     if isinstance(source, Spec):
         return "", _tree(source, Spec)
-    if isinstance(source, (dict, DictConfig)):
-        return "", _plain(source, "")
+    if isinstance(source, Mapping):
+        return "", _plain(_dicts(source), "")
+    if not isinstance(source, (str, os.PathLike)):
+        hint = "Give the path of a YAML file, a mapping of sections, or what radioplat.load_spec returned."
+        raise SpecError(f"this is a {type(source).__name__}, not a spec", where="spec", hint=hint)
     path = Path(source)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(
-            f"cannot read the spec: {error.strerror}", where=str(path), hint="Give an existing file to -e."
+            f"cannot read the spec: {error.strerror}", where=str(path), hint="Name an existing YAML file."
         ) from None
     except UnicodeDecodeError:
-        raise SpecError("this is not a text file", where=str(path), hint="Give a YAML file to -e.") from None
+        raise SpecError("this is not a text file", where=str(path), hint="Name a YAML file.") from None
     return str(path), _plain(text, str(path))
 
 
@@ -240,6 +264,13 @@ def _plain(source: str | dict[str, Any] | DictConfig, name: str) -> dict[str, An
     if not isinstance(tree, DictConfig):
         raise SpecError("the top level must be a mapping of sections", where=name)
     return typing.cast("dict[str, Any]", OmegaConf.to_container(tree))
+
+
+def _dicts(tree: Any) -> Any:  # noqa: ANN401
+    """Return ``tree`` with each mapping as a dict; OmegaConf reads only these and its own."""
+    if isinstance(tree, Mapping) and not isinstance(tree, DictConfig):
+        return {key: _dicts(value) for key, value in tree.items()}
+    return [_dicts(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
 
 
 def _unresolved(error: OmegaConfBaseException, name: str) -> SpecError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,9 @@ class CompressReport:
     """The result of a chain.
 
     Attributes:
+        folder: of the chain, with a folder for each stage.
         entries: every stage and retry, in order; the first is the starting student.
+        metric: the metric that the gates compare.
         student: the last student, a checkpoint folder.
     """
 
@@ -67,18 +69,31 @@ class _State:
 
 
 def compress(
-    spec: Spec | dict[str, Any] | str | Path, overrides: Sequence[str] = (), *, say: Callable[[str], None] = note
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    *,
+    say: Callable[[str], None] = note,
 ) -> CompressReport:
     """Run ``compress.stages``; called again, it continues where it stopped.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         say: called with each message for the user.
+
+    Returns:
+        The last student at ``student``, and each stage with its size, cost and metrics in ``entries``.
 
     Raises:
         SpecError: the order of the stages is impossible, or a stage's fields contradict each other.
         GateFailed: too much quality was lost, and there is no (further) milder setting.
         RadioplatError: as a stage's task does.
         Stopped: on SIGTERM; a stage that trains has saved a checkpoint.
+
+    Example:
+        >>> result = radioplat.compress("spec.yaml", ["compress.stages=[prune,retrain,ptq,export,engine]"])
+        >>> result.entries[-1].outcome.path
+        'results/compress/04_engine/student.engine'
     """
     spec = load_spec(spec, overrides)
     groups = checked_groups(spec)

@@ -25,8 +25,7 @@ from radioplat.tasks.compress.outcome import Outcome, student_outcome
 from radioplat.tasks.compress.relax import milder_low_rank, milder_prune, milder_quantize
 from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.evaluate.gate_metrics import finite_objectives
-from radioplat.tasks.export.engine import gen_trt_engine
+from radioplat.tasks.export.engine import build_engine
 from radioplat.tasks.export.export import export
 from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
@@ -58,7 +57,7 @@ def _run_prune(spec: Spec, say: Say) -> Outcome:
 def _run_quantize(spec: Spec, say: Say) -> Outcome:
     report = quantize(spec, say=say, progress=True)
     facts: dict[str, Any] = {"quantized": len(report.layers), "float": len(report.skipped)}
-    return student_outcome(report.result, facts | ({UNTRAINED: str(report.path)} if report.trained else {}))
+    return student_outcome(report.student, facts | ({UNTRAINED: str(report.path)} if report.trained else {}))
 
 
 def _quantize_problems(spec: Spec) -> Iterator[Problem]:
@@ -76,7 +75,7 @@ def _clear_paths(spec: Spec, inputs: Inputs) -> None:
 def _run_evaluate(spec: Spec, say: Say) -> Outcome:
     result = evaluate(spec)
     size = result.report.stat().st_size
-    return Outcome(str(result.report), size, metrics=finite_objectives(result), facts=result.facts())
+    return Outcome(str(result.report), size, metrics=result.metrics, facts=result.facts())
 
 
 def _prefer_test_images(spec: Spec) -> None:
@@ -105,7 +104,7 @@ def _export_outputs(spec: Spec) -> dict[str, str | None]:
 
 
 def _run_engine(spec: Spec, say: Say) -> Outcome:
-    report = gen_trt_engine(spec)
+    report = build_engine(spec)
     facts = {"backend": report.backend.value, "version": report.version, "coverage": asdict(report.coverage)}
     return Outcome(str(report.path), report.bytes, facts=facts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from radioplat.common import terminal
 from radioplat.launch.driver import RunResult
+from radioplat.tasks.distill.distill import DistillResult
 
 
 def show(result: RunResult) -> None:
@@ -12,5 +13,12 @@ def show(result: RunResult) -> None:
     for table in tables + (result.account.tables() if result.account else []):
         table.show(with_note=False)
     terminal.say(f"{result.checkpoint} at step {result.global_step}")
-    for name, outcome in result.then.items():
-        terminal.say(f"{name}: {getattr(outcome, 'report', None) or outcome.path}")
+    if isinstance(result, DistillResult):
+        written = {
+            "evaluate": result.evaluation and result.evaluation.report,
+            "export": result.exported and result.exported.path,
+            "gen_trt_engine": result.engine and result.engine.path,
+        }
+        for name, path in written.items():
+            if path:
+                terminal.say(f"{name}: {path}")

@@ -24,6 +24,7 @@ from radioplat.models.vision_model import model_kind
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.evaluate.evaluation import finite
 from radioplat.tasks.evaluate.side_by_side import Row, kernel_notes, record_evaluations, set_differences
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
@@ -74,6 +75,8 @@ class DetectorsReport:
 
     Attributes:
         models: a row for each of ``evaluate.models``, in its order.
+        classes: names of the classes, by index.
+        images: number of evaluated images.
         threshold: the score at which the first model's boxes have the highest F1; boxes of all models with at least
             this score are counted and drawn.
         report: path of ``report.html``.
@@ -88,6 +91,11 @@ class DetectorsReport:
     report: Path
     faults: str
     absent: Sequence[str] = ()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Finite values by the names that gates and sweeps compare: ``knn``, ``fidelity``, ``mAP``, ..."""
+        return finite(self.objectives())
 
     def tables(self) -> list[Table]:
         """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`: a row a model, then a row a class."""

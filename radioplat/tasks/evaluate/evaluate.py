@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from radioplat.errors import Problem, SpecError
 from radioplat.evaluation.models.detectors import kind_of
@@ -16,8 +17,8 @@ from radioplat.tasks.evaluate.evaluate_detector import DetectorReport, evaluate_
 from radioplat.tasks.evaluate.students import EvaluateResult, evaluate_students
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 
-Result = EvaluateResult | DetectorReport | DetectorsReport
-Progress = Callable[[int, int], None] | None
+Result: TypeAlias = EvaluateResult | DetectorReport | DetectorsReport
+Progress: TypeAlias = Callable[[int, int], None] | None
 
 # Functions that evaluate a checkpoint, and evaluate.models, by kind; of mixed kinds all but the first are refused.
 _CHECKPOINT: dict[ModelKind, Callable[[Spec, Path, Progress], Result]] = {
@@ -30,16 +31,32 @@ _MODELS: dict[ModelKind, Callable[[Spec, Progress], Result]] = {
 }
 
 
-def evaluate(spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Progress = None) -> Result:
+def evaluate(
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> EvaluateResult | DetectorReport | DetectorsReport:
     """Evaluate ``evaluate.models``, or ``evaluate.checkpoint``, by default the latest student or detector.
 
     Images of ``dataset.train_dataset`` are the bank of kNN, and decoders and linear probes are fitted on them.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         progress: called with (batches done, number of batches).
 
+    Returns:
+        ``metrics`` by name, ``report`` (the HTML page), and the findings: of one student or of several, or of one
+        detector or several.
+
     Raises:
+        SpecError: the spec is wrong.
         RadioplatError: no checkpoint, no held-out images, or weights that cannot be read.
+
+    Example:
+        >>> result = radioplat.evaluate("spec.yaml")
+        >>> result.metrics["knn"], result.report
+        (0.71, PosixPath('results/evaluate/report.html'))
     """
     spec = load_spec(spec, overrides)
     kind, path = evaluated(spec)

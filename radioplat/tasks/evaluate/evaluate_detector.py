@@ -15,6 +15,7 @@ from radioplat.evaluation.detection.measure_detector import DetectionResult, mea
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.evaluate.evaluation import finite
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.table import Table
@@ -26,6 +27,8 @@ class DetectorReport:
     """Result of the evaluation of one detector.
 
     Attributes:
+        checkpoint: the detector that was evaluated.
+        result: COCO's and VOC's measures, number of images, unreadable images.
         report: path of ``report.html``.
         faults: annotations that were left out.
     """
@@ -40,6 +43,11 @@ class DetectorReport:
         """Number of images that could not be decoded, by reason."""
         reasons = sorted(self.result.unreadable.items())
         return ", ".join(f"{count} {reason}" for reason, count in reasons) or "none"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Finite values by the names that gates and sweeps compare: ``knn``, ``fidelity``, ``mAP``, ..."""
+        return finite(self.objectives())
 
     def tables(self) -> list[Table]:
         """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,10 +15,16 @@ class Evaluation(Protocol):
 
     Attributes:
         report: path of ``report.html``.
+        metrics: finite values by the names that gates and sweeps compare.
     """
 
     @property
     def report(self) -> Path:
+        """See the class."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, float]:
         """See the class."""
         ...
 
@@ -40,3 +47,8 @@ class Evaluation(Protocol):
     def facts(self) -> dict[str, Any]:
         """Return the values for the record of ``compress``, as JSON."""
         ...
+
+
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the values that gates can compare."""
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.evaluate.evaluation import Evaluation
 
 
 def gate_metric(spec: Spec) -> str:
@@ -51,9 +49,4 @@ def measure(spec: Spec, student: Path, folder: Path) -> dict[str, float]:
     """
     derived = copy.deepcopy(spec)
     derived.results_dir, derived.evaluate.checkpoint = str(folder), str(student)
-    return finite_objectives(evaluate(derived))
-
-
-def finite_objectives(result: Evaluation) -> dict[str, float]:
-    """Return the values of an evaluation that gates can compare."""
-    return {name: v for name, v in result.objectives().items() if v is not None and math.isfinite(v)}
+    return evaluate(derived).metrics

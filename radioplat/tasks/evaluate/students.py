@@ -35,6 +35,7 @@ from radioplat.models.weights.model_format import has_average
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.evaluate.evaluation import finite
 from radioplat.tasks.evaluate.side_by_side import (
     ModelRow,
     model_notes,
@@ -61,6 +62,7 @@ class EvaluateResult:
 
     Attributes:
         checkpoint: the student that was evaluated; the first of ``evaluate.models``.
+        folder: the task's results folder.
         report: path of ``report.html``.
         findings: results of all metrics. Models are ``student``, ``student at 448`` (``evaluate.resolutions``),
             ``untrained student`` and each teacher's name; or the names of ``evaluate.models`` and the teachers'.
@@ -88,6 +90,11 @@ class EvaluateResult:
         """Top-1 accuracy of the student's own classifier; None without one, and for several models."""
         accuracy = self.findings.of_metric(Accuracy).get(TRAINED)
         return accuracy and accuracy.top1
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Finite values by the names that gates and sweeps compare: ``knn``, ``fidelity``, ``mAP``, ..."""
+        return finite(self.objectives())
 
     def tables(self) -> list[Table]:
         """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radioplat.common.imports import require_extra
-from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.export.export import check_channels, onnx_file
@@ -23,12 +24,27 @@ if TYPE_CHECKING:
 _PURPOSE = "an engine, which is built from an ONNX file,"
 
 
-def gen_trt_engine(spec: Spec) -> EngineReport:
+def build_engine(spec: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> EngineReport:
     """Build an engine from ``gen_trt_engine.onnx_file``, by default the file of ``export``.
 
+    It is the command ``radioplat gen_trt_engine``. ``gen_trt_engine.backend`` is TensorRT, onnxruntime or OpenVINO.
+
+    Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
+
+    Returns:
+        The engine at ``path``, its number format, batch sizes, seconds of the build and, if measured, its latency.
+
     Raises:
-        EngineError: there is no ONNX file, it does not fit the spec, or TensorRT refuses it.
+        SpecError: the spec is wrong.
+        EngineError: there is no ONNX file, it does not fit the spec, or the backend refuses it.
+
+    Example:
+        >>> radioplat.build_engine("spec.yaml", ["gen_trt_engine.backend=openvino"]).path
+        PosixPath('results/gen_trt_engine/student.engine')
     """
+    spec = load_spec(spec, overrides)
     folder = TaskFolder(spec.results_dir, "gen_trt_engine", spec.gen_trt_engine.results_dir)
     report = log_task(folder, "gen_trt_engine", to_yaml(spec), lambda: _gen_trt_engine(spec), _engine_kpi)
     made = Product(report.path, "engine", [_source(spec)])
@@ -44,7 +60,7 @@ def open_engine_inputs(spec: Spec) -> EngineInputs:
     """Read and check everything that an engine is built from.
 
     Raises:
-        EngineError: as :func:`gen_trt_engine`.
+        EngineError: as :func:`build_engine`.
     """
     require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
     from radioplat.exporting.engines.build import open_inputs
@@ -67,11 +83,11 @@ def _config(spec: Spec) -> TensorRTConfig:
 
 def _gen_trt_engine(spec: Spec) -> EngineReport:
     require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
-    from radioplat.exporting.engines.build import build_engine
+    from radioplat.exporting.engines import build
 
     section = spec.gen_trt_engine
     check_channels(section.input_channel, "gen_trt_engine")
-    return build_engine(
+    return build.build_engine(
         _source(spec),
         engine_file(spec),
         _config(spec),

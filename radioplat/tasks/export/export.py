@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.student.student import sequence_problems
 from radioplat.models.vision_model import open_model
 from radioplat.spec.checks.tasks.export import detector_export_problems, export_problems
-from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.export import ExportFormat
 from radioplat.spec.schema.root import Spec
@@ -30,14 +31,27 @@ if TYPE_CHECKING:
     from radioplat.tasks.export.side_files import Needs
 
 
-def export(spec: Spec) -> OnnxReport | WeightsReport:
+def export(spec: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> OnnxReport | WeightsReport:
     """Export the trained student or detector of ``export.checkpoint`` in ``export.format``.
+
+    Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
+
+    Returns:
+        The ONNX file at ``path``, with its inputs, outputs and difference from torch; of other formats the file or
+        folder of weights at ``path``, and the line of Python that opens it, ``load``.
 
     Raises:
         SpecError: fields of ``export`` contradict each other.
         EngineError: there is no checkpoint, or the student cannot be exported with these settings.
         WeightsError: the checkpoint cannot be read.
+
+    Example:
+        >>> radioplat.export("spec.yaml", ["export.format=timm"]).load
+        "timm.create_model('resnet10t', ...)..."
     """
+    spec = load_spec(spec, overrides)
     if problems := list(export_problems(spec)):  # before the folder is made
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "export", spec.export.results_dir)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from radioplat.common.atomic_files import aside_of, written_aside
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
@@ -57,7 +58,9 @@ class InferenceResult:
 
 
 def inference(
-    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), progress: Progress = None
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    progress: Progress = None,
 ) -> InferenceResult:
     """Use ``inference.checkpoint`` or ``inference.trt_engine`` on a folder of images; default: the latest checkpoint.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from radioplat.compression.cost import Cost, cost_of
 from radioplat.compression.low_rank import Decomposed, decompose
@@ -42,7 +43,9 @@ class LowRankReport:
 
 
 def low_rank(
-    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    say: Callable[[str], None] | None = None,
 ) -> LowRankReport:
     """Decompose ``low_rank.checkpoint``, by default the latest student; retrain it if the spec says so.
 

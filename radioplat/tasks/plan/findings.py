@@ -43,7 +43,10 @@ class Plan:
     Attributes:
         problems: reasons why the task cannot start; empty if it can.
         warnings: unusual settings that do not prevent a start.
+        models: the student and each teacher: parameters, memory, where it runs.
+        sources: the sources of the training images, with the number of images that are kept.
         tasks: tasks that accept or refuse the trained student.
+        facts: further lines by title: ``length``, ``data``, ``feature cache``, ...
         free: bytes on the disk of the results folder.
     """
 
@@ -54,6 +57,11 @@ class Plan:
     tasks: list[TaskLine] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     free: int | None = None
+
+    @property
+    def can_start(self) -> bool:
+        """Whether the task can start."""
+        return not self.problems
 
     def attempt(self, action: Callable[..., Result], *arguments: Any) -> Result | None:
         """Call ``action``, and return its result; None if it raises, and its problems are added."""

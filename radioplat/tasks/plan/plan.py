@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +23,49 @@ TASKS = (*PLANNED, SWEEP)
 
 
 def plan(
-    spec: Spec | dict[str, Any] | str | Path,
-    task: str | None = None,
+    spec: str | Path | Mapping[str, Any] | Spec,
     overrides: Sequence[str] = (),
-    space: str | Path | dict[str, Any] | None = None,
+    *,
+    task: str | None = None,
+    space: str | Path | Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Check everything that would stop a task, without starting it; problems are returned, not raised.
+    """Check everything that would stop a task, without starting it; nothing is printed.
 
     It writes what a start would write before it begins: the index of shards, and pretrained weights as a checkpoint.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         task: one of :data:`TASKS`; default: the one that the spec describes.
-        space: the search space of ``tune``.
+        space: the search space of ``tune``, a YAML file or a mapping.
+
+    Returns:
+        Problems that would refuse the task, those of reading the spec included; and its models, data, memory and
+        length as far as they are known. ``radioplat.tasks.plan.show.show`` prints it as the command does.
 
     Raises:
-        SpecError: the spec cannot be read, or there is no such task.
+        SpecError: there is no such task.
+
+    Example:
+        >>> planned = radioplat.plan("spec.yaml", ["dataset.batch_size=32"])
+        >>> for problem in planned.problems:
+        ...     print(problem.where, problem.message, problem.hint)
     """
-    spec = load_spec(spec, overrides)
-    chosen, why = (task, "") if task else next_task(spec)
-    if chosen not in TASKS:
-        raise SpecError(f"no task is called {chosen!r}", where="task", hint=f"Tasks: {', '.join(TASKS)}.")
+    if task is not None and task not in TASKS:
+        raise SpecError(f"no task is called {task!r}", where="task", hint=f"Tasks: {', '.join(TASKS)}.")
     report = Plan()
+    loaded = report.attempt(load_spec, spec, overrides)
+    if loaded is None:
+        return report
+    chosen, why = (task, "") if task else next_task(loaded)
     if why:
         report.facts["task"] = why
-    report.attempt(_check_folder, spec, chosen, report)
+    report.attempt(_check_folder, loaded, chosen, report)
     if chosen == SWEEP:
-        plan_sweep(spec, space, report)
+        plan_sweep(loaded, space, report)
     else:
-        PLANNED[chosen](spec, report)
-    report.problems = list(dict.fromkeys([*report.problems, *_changed_weights(spec)]))
+        PLANNED[chosen](loaded, report)
+    report.problems = list(dict.fromkeys([*report.problems, *_changed_weights(loaded)]))
     return report
 
 

@@ -49,4 +49,4 @@ def show(plan: Plan) -> bool:
         terminal.note(f"this run cannot start: {count} problem{'s' * (count > 1)}, printed above the tables")
     else:
         terminal.say("this run can start")
-    return not plan.problems
+    return plan.can_start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +283,7 @@ PLANNED: dict[str, Callable[[Spec, Plan], None]] = {
 }
 
 
-def plan_sweep(spec: Spec, space: str | Path | dict[str, Any] | None, report: Plan) -> None:
+def plan_sweep(spec: Spec, space: str | Path | Mapping[str, Any] | None, report: Plan) -> None:
     """Check a sweep, and plan its first trial."""
     if space is None:
         report.problems.append(Problem("a sweep needs its search space", "--space", "Name the file."))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from radioplat.compression.cost import Cost
 from radioplat.compression.pruning.prune import dry_run
@@ -35,6 +36,7 @@ class PruneReport:
     Attributes:
         path: a checkpoint folder, for ``radioplat.load_student`` (``load_detector`` for a detector) or a spec's
             ``pretrained_model_path``.
+        checkpoint: the model that was pruned.
         amount: share of each layer's channels to remove, from the spec or found by the budget; 0 if none were removed.
         before, after: cost of the backbone; zeros count like other weights.
         sparse: the weights that were set to zero; None if none were to be.
@@ -56,18 +58,35 @@ class PruneReport:
     batchnorm_images: int = 0
     heads_stay: tuple[str, ...] = ()
 
+    @property
+    def student(self) -> Path:
+        """The pruned model: :attr:`path`."""
+        return self.path
+
 
 def prune(
-    spec: Spec | dict | str | Path, overrides: Sequence[str] = (), say: Callable[[str], None] | None = None
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    say: Callable[[str], None] | None = None,
 ) -> PruneReport:
     """Prune ``prune.checkpoint``, by default the latest checkpoint; retrain it if the spec says so.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         say: called with each message of the training; default: print to stderr.
+
+    Returns:
+        The pruned checkpoint at ``student``, and its cost before and after.
 
     Raises:
         SpecError: fields of ``prune`` contradict each other, or the backbone cannot be pruned this way.
         EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+
+    Example:
+        >>> result = radioplat.prune("spec.yaml", ["prune.budget.macs=0.5"])
+        >>> result.after.macs / result.before.macs
+        0.4996
     """
     spec = load_spec(spec, overrides)
     if problems := list(prune_problems(spec)):

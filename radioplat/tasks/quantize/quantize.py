@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from radioplat.common import terminal
 from radioplat.errors import SpecError
@@ -20,7 +21,7 @@ from radioplat.tracking.results import TaskFolder
 
 
 def quantize(
-    spec: Spec | dict | str | Path,
+    spec: str | Path | Mapping[str, Any] | Spec,
     overrides: Sequence[str] = (),
     *,
     callbacks: Sequence[Callback] = (),
@@ -30,12 +31,22 @@ def quantize(
     """Quantize ``quantize.checkpoint``, by default the latest student; with mode qat, train it.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         callbacks, progress, say: for that training; see :func:`radioplat.tasks.distill.distill.distill`.
+
+    Returns:
+        The quantized (and trained) checkpoint at ``student``, its layers, and the similarity of the features.
 
     Raises:
         SpecError: fields of ``quantize`` contradict each other or name no layer, or the student is quantized already.
         DataError: there are no calibration images, or they are of one colour.
         EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+
+    Example:
+        >>> result = radioplat.quantize("spec.yaml", ["quantize.calibration_batches=8"])
+        >>> result.cosine["summary"]
+        0.9991
     """
     spec = load_spec(spec, overrides)
     if problems := list(quantize_problems(spec)):

@@ -52,6 +52,8 @@ class QuantizeReport:
     Attributes:
         path: a checkpoint folder, for ``radioplat.load_student`` or a spec's ``pretrained_model_path``; with backend
             modelopt.onnx an ONNX file.
+        checkpoint: the model that was quantized.
+        layers: the quantized layers, in the model's order.
         skipped: reasons why linear layers and convolutions stay float, by name.
         images: number of calibration images.
         cosine: mean cosine of the features before and after, by ``summary`` and ``spatial``; of a detector by ``maps``
@@ -74,8 +76,8 @@ class QuantizeReport:
     trained: RunResult | None = None
 
     @property
-    def result(self) -> Path:
-        """The final checkpoint."""
+    def student(self) -> Path:
+        """The final checkpoint: of the training with mode qat, else :attr:`path`."""
         return self.path if self.trained is None else self.trained.checkpoint
 
 

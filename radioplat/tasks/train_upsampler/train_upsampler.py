@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,7 +48,9 @@ class UpsamplerResult:
 
 
 def train_upsampler(
-    spec: Spec | dict | str | Path, overrides: tuple[str, ...] = (), progress: Callable[[int, int], None] | None = None
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> UpsamplerResult:
     """Train the upsampler of ``train_upsampler.teacher``, by default the only teacher, on ``dataset.train_dataset``.
 

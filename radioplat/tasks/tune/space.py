@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -150,13 +150,13 @@ class TuneSpace:
         return [MetricName(o.metric) for o in self.objectives if IMPORT_PATH.fullmatch(o.metric)]
 
 
-def load_space(source: str | Path | dict[str, Any]) -> TuneSpace:
+def load_space(source: str | Path | Mapping[str, Any]) -> TuneSpace:
     """Read a search space; all problems are reported at once.
 
     Raises:
         SpecError: it cannot be read, has unknown or mistyped fields, or contradicts itself.
     """
-    name, tree = ("", source) if isinstance(source, dict) else (str(source), _read(Path(source)))
+    name, tree = ("", dict(source)) if isinstance(source, Mapping) else (str(source), _read(Path(source)))
     entries = tree.get("parameters")
     if isinstance(entries, dict):
         choices = {str(p): {"choice": entry} if isinstance(entry, list) else entry for p, entry in entries.items()}

@@ -6,7 +6,7 @@ import copy
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -111,7 +111,7 @@ class Plan:
 
 
 def make_plan(
-    spec: Spec | dict[str, Any] | str | Path, overrides: Sequence[str], space: str | Path | dict[str, Any]
+    spec: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str], space: str | Path | Mapping[str, Any]
 ) -> Plan:
     """Read both files and check everything that would stop a trial, before one starts.
 

@@ -251,7 +251,7 @@ def _log_wandb(spec: Spec, record: TrialRecord) -> None:
 _TASKS: dict[TuneTask, Callable[[Spec, Callable[..., Any]], Path]] = {
     TuneTask.distill: lambda spec, callback: distill(spec, callbacks=[callback], say=note).checkpoint,
     TuneTask.train: lambda spec, callback: train(spec, callbacks=[callback], say=note).checkpoint,
-    TuneTask.quantize: lambda spec, callback: quantize(spec, callbacks=[callback]).result,
+    TuneTask.quantize: lambda spec, callback: quantize(spec, callbacks=[callback]).student,
     TuneTask.prune: lambda spec, callback: prune(spec, say=note).path,
     TuneTask.low_rank: lambda spec, callback: low_rank(spec, say=note).path,
     TuneTask.compress: lambda spec, callback: compress(spec, say=note).student,

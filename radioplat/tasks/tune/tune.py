@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,9 @@ class TuneReport:
     """Result of a sweep.
 
     Attributes:
+        plan: the sweep: its folder ``home``, spec and search space.
         trials: all that have started, by number.
+        seconds: over all starts of the sweep.
         over: the budget that was used up before all trials had run; empty if none was.
     """
 
@@ -62,21 +64,32 @@ class TuneReport:
 
 
 def tune(
-    spec: Spec | dict[str, Any] | str | Path,
-    overrides: Sequence[str],
-    space: str | Path | dict[str, Any],
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
     *,
+    space: str | Path | Mapping[str, Any],
     say: Callable[[str], None] = note,
 ) -> TuneReport:
-    """Run the sweep of a search space file.
+    """Run many trials of one spec on Ray Tune; called again, it continues where it stopped.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
+        space: the search space, a YAML file or a mapping: parameters, objectives, number of trials.
         say: called with each message for the user.
+
+    Returns:
+        A record for each trial, with its values, objectives and ``student``; ``done`` are the finished ones.
 
     Raises:
         SpecError: the spec or the space is wrong.
         RadioplatError: no trial finished.
         Stopped: on SIGTERM, after trials that train have saved; the same command continues.
+
+    Example:
+        >>> result = radioplat.tune("spec.yaml", space="space.yaml")
+        >>> max(result.done, key=lambda trial: trial.metrics["knn"]).values
+        {'train.optim.lr': 0.0014}
     """
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)

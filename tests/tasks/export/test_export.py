@@ -12,7 +12,7 @@ from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.export.engine import engine_file, gen_trt_engine
+from radioplat.tasks.export.engine import build_engine, engine_file
 from radioplat.tasks.export.export import export, onnx_file
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 
@@ -60,7 +60,7 @@ def test_checkpoint_to_onnx_to_engine_by_default_paths(spec, tmp_path):
         "clip.summary": [4, 12],
         "sam.spatial": [4, 2, 2, 8],
     }
-    built = gen_trt_engine(spec)
+    built = build_engine(spec)
     assert built.path == tmp_path / "results" / "gen_trt_engine" / "student.engine" and built.path.exists()
     assert built.batch == (4, 4, 4) and built.compute_capabilities == ["SM89"] and set(built.kernels) == {"bf16"}
 
@@ -70,7 +70,7 @@ def test_the_batch_is_dynamic_by_default_and_one_size_in_the_engine_if_asked(spe
     checkpoint(tmp_path / "results" / "distill")
     spec.gen_trt_engine.batch_size = 4
     assert export(spec).outputs == {"summary": ["batch", 32], "spatial": ["batch", 2, 2, 32]}
-    assert gen_trt_engine(spec).batch == (4, 4, 4)
+    assert build_engine(spec).batch == (4, 4, 4)
 
 
 def test_fields_override_the_default_paths(spec, tmp_path):
@@ -97,7 +97,7 @@ def test_what_is_missing_names_the_task_to_run(spec, tmp_path):
     with pytest.raises(EngineError, match=r"export.checkpoint: there is no checkpoint .*none"):
         export(spec)
     with pytest.raises(EngineError, match=r"gen_trt_engine.onnx_file: .*Run `radioplat export` first"):
-        gen_trt_engine(spec)
+        build_engine(spec)
 
 
 def test_other_channels_are_refused(spec):

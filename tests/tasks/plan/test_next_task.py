@@ -70,12 +70,12 @@ def test_qat_is_planned_from_what_it_quantizes(student, tmp_path):
     assert task == "quantize" and str(student) in why
     found = plan(spec)
     assert found.facts["task"] == why and [note for note in found.warnings if "train.damp" in note]
-    assert [m.parameters for m in found.models] != [m.parameters for m in plan(spec, "train").models]
+    assert [m.parameters for m in found.models] != [m.parameters for m in plan(spec, task="train").models]
 
 
 def test_qat_that_cannot_be_is_said(student, tmp_path):
     spec = load_spec(None, [f"results_dir={tmp_path / 'none'}", QAT, "dataset.num_classes=3"])
-    assert "quantize.checkpoint" in [problem.where for problem in plan(spec, "quantize").problems]
+    assert "quantize.checkpoint" in [problem.where for problem in plan(spec, task="quantize").problems]
 
 
 def test_the_command_line_names_a_task(tmp_path, capsys):
@@ -87,4 +87,4 @@ def test_the_command_line_names_a_task(tmp_path, capsys):
     assert cli.main(["plan", "distill", *line[1:]]) == 1 and "at least one teacher" in "".join(capsys.readouterr())
     assert cli.main(["plan", f"results_dir={tmp_path}", "-e", line[2]]) == 1
     with pytest.raises(SpecError, match="distill, train"):
-        plan(load_spec(None), "index")
+        plan(load_spec(None), task="index")

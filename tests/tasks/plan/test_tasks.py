@@ -19,7 +19,7 @@ from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.compress.compress import compress
 from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.export.engine import gen_trt_engine
+from radioplat.tasks.export.engine import build_engine
 from radioplat.tasks.export.export import export
 from radioplat.tasks.inference.inference import inference
 from radioplat.tasks.low_rank.low_rank import low_rank
@@ -33,8 +33,8 @@ from radioplat.tasks.tune.tune import tune
 SIZE = 32
 RUN = {
     "evaluate": evaluate, "inference": inference, "prune": prune, "low_rank": low_rank, "quantize": quantize,
-    "sensitivity": sensitivity, "export": export, "gen_trt_engine": gen_trt_engine, "compress": compress,
-    "train_upsampler": train_upsampler, "tune": lambda spec: tune(spec, (), SPACE),
+    "sensitivity": sensitivity, "export": export, "gen_trt_engine": build_engine, "compress": compress,
+    "train_upsampler": train_upsampler, "tune": lambda spec: tune(spec, space=SPACE),
 }  # fmt: skip
 SPACE = {
     "task": "prune",
@@ -88,7 +88,7 @@ def spec_of(home: Path, results: Path, *fields: str):
 @pytest.mark.parametrize("task", [name for name in TASKS if name not in ("distill", "train", "train_upsampler")])
 def test_a_task_that_can_start(task, home, tmp_path):
     results = tmp_path / "results"
-    found = plan(spec_of(home, results), task, space=SPACE if task == "tune" else None)
+    found = plan(spec_of(home, results), task=task, space=SPACE if task == "tune" else None)
     assert [str(problem) for problem in found.problems] == []
     assert "free" in found.facts["disk"] and len(found.facts) > 1
     assert {path.name for path in results.glob("*")} <= {"index"}, "nothing is started"
@@ -123,7 +123,9 @@ BROKEN = [
 
 @pytest.mark.parametrize(("task", "field", "where"), BROKEN)
 def test_what_the_task_refuses_is_found_before(task, field, where, home, tmp_path):
-    found = plan(spec_of(home, tmp_path / "plan", *field.split(";")), task, space=SPACE if task == "tune" else None)
+    found = plan(
+        spec_of(home, tmp_path / "plan", *field.split(";")), task=task, space=SPACE if task == "tune" else None
+    )
     assert found.problems and any(problem.where.startswith(where) for problem in found.problems)
     with pytest.raises(RadioplatError) as refused:
         RUN[task](spec_of(home, tmp_path / "plan", *field.split(";")))
@@ -132,15 +134,15 @@ def test_what_the_task_refuses_is_found_before(task, field, where, home, tmp_pat
 
 def test_a_results_folder_that_cannot_be(home, tmp_path):
     (tmp_path / "file").write_text("")
-    (problem,) = plan(spec_of(home, tmp_path / "file" / "results"), "gen_trt_engine").problems
+    (problem,) = plan(spec_of(home, tmp_path / "file" / "results"), task="gen_trt_engine").problems
     assert problem.where == "results_dir" and "is a file" in problem.message
-    (problem,) = plan(spec_of(home, "s3://bucket/results"), "gen_trt_engine").problems
+    (problem,) = plan(spec_of(home, "s3://bucket/results"), task="gen_trt_engine").problems
     assert problem.where == "results_dir" and "no folder" in problem.message
 
 
 def test_retraining_is_planned_too(home, tmp_path):
     fields = ("prune.retrain.epochs=1", "dataset.num_classes=3", "train.precision=fp16")
-    found = plan(spec_of(home, tmp_path, *fields), "prune")
+    found = plan(spec_of(home, tmp_path, *fields), task="prune")
     assert [p.where for p in found.problems if p.message.startswith("retraining: fp16")] == ["train.precision"]
 
 

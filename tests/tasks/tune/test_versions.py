@@ -22,5 +22,5 @@ def test_a_newer_sweep_is_refused_by_name_and_stays(tmp_path):
     }
     before = {str(path): path.read_bytes() for path in home.rglob("*") if path.is_file()}
     with pytest.raises(NewerRecord, match=r"record sweep \(plan.json, .* has schema 2, written by radioplat 9\.9"):
-        tune(SPEC, [f"results_dir={tmp_path}", "train.num_gpus=1"], space)
+        tune(SPEC, [f"results_dir={tmp_path}", "train.num_gpus=1"], space=space)
     assert {str(path): path.read_bytes() for path in home.rglob("*") if path.is_file()} == before

@@ -168,7 +168,10 @@ def test_a_sum_that_is_no_number_names_hook_and_field(spec):
     ],
 )
 def test_a_wrong_path_is_found_before_the_run(spec, tmp_path, path, message):
-    for problems in (hook_problems(load_spec(spec("run", path))), plan(load_spec(spec("run", path)), "train").problems):
+    for problems in (
+        hook_problems(load_spec(spec("run", path))),
+        plan(load_spec(spec("run", path)), task="train").problems,
+    ):
         assert [(p.where, message in p.message) for p in problems] == [("train.hooks[0]", True)]
     with pytest.raises(SpecError, match=message):
         radioplat.train(spec("run", path), say=lambda line: None)
