@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,13 @@ class RadioplatError(Exception):
     # Ray and multiprocessing pickle exceptions by their constructor arguments.
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), tuple(self.problems))
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """Return a hint for a wrong name: the nearest of the valid ones if one is near, and all of them."""
+    known = list(valid)
+    near = difflib.get_close_matches(name, known, 1)
+    return (f"Did you mean {near[0]!r}? " if near else "") + (f"Valid: {', '.join(known)}." if known else "")
 
 
 def problems_of(action: Callable[..., Any], *arguments: Any) -> list[Problem]:

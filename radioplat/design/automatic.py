@@ -18,8 +18,8 @@ from radioplat.design.student import build_on_meta, has_batchnorm
 from radioplat.models.backbones.names import resolve
 from radioplat.models.pretrained.initial_weights import MODEL_PATH, student_paths
 from radioplat.models.pretrained.source import SourceCheckpoint, read_source
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.checkpoint import is_checkpoint
-from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.resolved.default_losses import kept_losses, open_losses
 from radioplat.spec.resolved.normalisation import Normalisation, sets_normalisation, student_normalisation
 from radioplat.spec.resolved.teacher import has_hidden_layers, teacher_names

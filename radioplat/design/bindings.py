@@ -8,7 +8,8 @@ from radioplat.errors import Problem, SpecError
 from radioplat.models.capture import as_features, captured, require_modules
 from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
-from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import build_backbone
 from radioplat.spec.resolved.losses import definition_of
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.base.info import TeacherInfo

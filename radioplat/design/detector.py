@@ -13,7 +13,7 @@ from radioplat.models.detectors.base import Detector, DetectorArchitecture
 from radioplat.models.detectors.checkpoint import read_detector, read_detector_architecture
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.pretrained.initial_weights import MODEL_PATH, start_student
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.vision_model import model_kind
 from radioplat.objectives.detect import DetectObjective
 from radioplat.objectives.detector_bindings import Widths, binding_widths

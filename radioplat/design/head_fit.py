@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from radioplat.design.models import Models
 from radioplat.design.student import build_on_meta
 from radioplat.models.pretrained.initial_weights import matches
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.fold_target_norm import last_linear
-from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec
 
 Key = tuple[str, str]  # (teacher's name, summary or spatial)

@@ -10,7 +10,8 @@ from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.capture import as_features, captured, require_modules
 from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
-from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import build_backbone
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import MODULE
 from radioplat.spec.schema.distill import Source

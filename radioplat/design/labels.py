@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from radioplat.common.listing import first_few
 from radioplat.data.loading.run_data import RunData
 from radioplat.errors import Problem
-from radioplat.models.student.student import classes_differ
+from radioplat.models.student.architecture import classes_differ
 from radioplat.spec.resolved.labels import label_weight
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.distill import LabelForm

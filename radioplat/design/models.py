@@ -19,7 +19,8 @@ from radioplat.models.heads import HeadArchitecture
 from radioplat.models.pretrained.initial_weights import known_architecture
 from radioplat.models.probe import probe
 from radioplat.models.quantized.architecture import Quantization
-from radioplat.models.student.student import Student, StudentArchitecture, sequence_problems
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student, sequence_problems
 from radioplat.optim.parameter_groups import pattern_problems
 from radioplat.spec.checks.tasks.training_task import is_taught, training_task
 from radioplat.spec.resolved.labels import classifies

@@ -16,7 +16,7 @@ from radioplat.design.models import target_widths
 from radioplat.design.partitions import Partitions
 from radioplat.design.stages import away_by_step
 from radioplat.models.detectors.base import DetectorArchitecture
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.spec.resolved.teacher import ResolvedTeacher, average_view
 from radioplat.spec.resolved.zero import waits
 from radioplat.spec.schema.root import Spec

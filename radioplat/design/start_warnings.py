@@ -14,8 +14,8 @@ from radioplat.design.student import build_on_meta, has_batchnorm
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, MODEL_PATH
 from radioplat.models.pretrained.match import normalised_otherwise
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.checkpoint import is_checkpoint
-from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.schema.root import Spec
 
 SMALL = 20e9  # bytes of weights, gradients and optimizer; GPUs for training have 40 GB and more

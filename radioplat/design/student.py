@@ -20,7 +20,8 @@ from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.backbones.vitdet import SIZES, Windows, design_windows
 from radioplat.models.modifiers.damp import add_weight_noise
 from radioplat.models.on_meta import on_meta
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.objectives.compiled import compile_options
 from radioplat.spec.checks.tasks.training_task import is_taught
 from radioplat.spec.resolved.precision import precision_of

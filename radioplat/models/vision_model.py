@@ -16,8 +16,8 @@ from torch import nn
 from radioplat.models.detectors.checkpoint import DETECTOR
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.checkpoint import STUDENT
-from radioplat.models.student.student import StudentArchitecture
 from radioplat.models.weights.model_format import Files, Format, save_files
 
 

@@ -28,7 +28,8 @@ from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.detectors.base import BACKBONE, Detector
 from radioplat.models.heads import AttentionHead
 from radioplat.models.modifiers.reshaping import keep_children
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.spec.schema.prune import PruneConfig, PrunePart, PruneScore, SparsityPattern
 
 FUSED = "fused_attn"  # a fused kernel, which tracing cannot follow

@@ -39,9 +39,10 @@ from radioplat.evaluation.models.evaluated_model import (
 )
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.pretrained.initial_weights import start_student
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.checkpoint import STUDENT as STUDENT_FORMAT
 from radioplat.models.student.fold_target_norm import fold_heads
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.models.weights.load_together import load_together
 from radioplat.objectives.distill import ClassifyObjective, DistillObjective
 from radioplat.objectives.objective import Objective

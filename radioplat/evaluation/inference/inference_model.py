@@ -17,7 +17,8 @@ from radioplat.evaluation.models.evaluated_model import Encoder, student_encoder
 from radioplat.evaluation.models.view_sizes import size_problems
 from radioplat.models.detectors.base import Detector
 from radioplat.models.model_kind import ModelKind
-from radioplat.models.student.student import Student, classes_differ
+from radioplat.models.student.architecture import classes_differ
+from radioplat.models.student.student import Student
 from radioplat.spec.schema.evaluate import ModelEntry
 from radioplat.spec.schema.root import Spec
 

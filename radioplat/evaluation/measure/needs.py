@@ -10,7 +10,8 @@ from radioplat.errors import Problem
 from radioplat.evaluation.measure.registry import METRICS
 from radioplat.evaluation.metrics.metric import Inputs
 from radioplat.evaluation.models.view_sizes import size_problems
-from radioplat.models.student.student import classes_differ, sequence_problems
+from radioplat.models.student.architecture import classes_differ
+from radioplat.models.student.student import sequence_problems
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.schema.root import Spec
 

@@ -20,7 +20,7 @@ from radioplat.data.index.shard_index import ShardIndex
 from radioplat.errors import Problem
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch, Summaries
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.table import Table

@@ -25,8 +25,8 @@ from radioplat.evaluation.models.view_sizes import size_problems, student_size
 from radioplat.exporting.onnx.flat_student import LOGITS
 from radioplat.models.features import Features
 from radioplat.models.quantized.quantizer import count_scales, quantizers
-from radioplat.models.student.checkpoint import is_checkpoint, load_student
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.checkpoint import instead_of_student, is_checkpoint, load_student
 from radioplat.models.vision_model import weight_files
 from radioplat.models.weights.model_format import has_average
 from radioplat.spec.checks.tasks.evaluate_models import FILES
@@ -137,7 +137,8 @@ def open_listed(
         raise SpecError(
             f"{path} is no model that can be evaluated",
             where=field,
-            hint="Give a checkpoint folder (model_epoch_... or model_pruned), the .safetensors of export, or an .onnx.",
+            hint=instead_of_student(path)
+            or "Give a checkpoint folder (model_epoch_... or model_pruned), the .safetensors of export, or an .onnx.",
         )
     return _of_checkpoint(spec, entry, where, field, device)
 

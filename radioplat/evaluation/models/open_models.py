@@ -12,8 +12,8 @@ from radioplat.evaluation.models.checkpoints import ListedModel, open_models
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel, StudentHeads, student_encoder
 from radioplat.evaluation.models.view_sizes import student_size
 from radioplat.models.pretrained.initial_weights import start_student
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.checkpoint import load_student
-from radioplat.models.student.student import StudentArchitecture
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.root import Spec
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from radioplat.errors import Problem, RadioplatError, problems_of
 from radioplat.models.on_meta import on_meta
 from radioplat.models.probe import probe
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.spec.schema.root import Spec
 
 

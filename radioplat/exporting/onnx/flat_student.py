@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radioplat.errors import EngineError, RadioplatError
+from radioplat.errors import DataError, EngineError, Problem, RadioplatError
 from radioplat.exporting.onnx.dynamic_resolution import FIELD, constant_same_padding, sides, traced_size
 from radioplat.models.backbones.radio_1d import SEQUENCE
 from radioplat.models.features import Features
@@ -93,6 +93,10 @@ class FlatStudent(nn.Module):
         try:
             with torch.no_grad():
                 names = [name for name, _ in self._named(torch.zeros(1, 3, height, width))]
+        except DataError as error:  # of the size, since the rest is as it must be
+            raise EngineError(
+                *(Problem(p.message, "export.input_height, export.input_width", p.hint) for p in error.problems)
+            ) from error
         except RadioplatError:
             raise
         except Exception as error:  # backbones raise errors of any type for a wrong size

@@ -19,7 +19,6 @@ from radioplat.errors import EngineError, Problem
 from radioplat.exporting.onnx.publish import open_partial_folder
 from radioplat.exporting.weights.hf import write_hf
 from radioplat.exporting.weights.hf_native import native_problems, write_hf_native
-from radioplat.exporting.weights.plain_student import plain_copy
 from radioplat.exporting.weights.radio import (
     adaptor_problems,
     known_adaptors,
@@ -27,12 +26,13 @@ from radioplat.exporting.weights.radio import (
     type_problems,
     write_radio,
 )
-from radioplat.exporting.weights.timm import TimmFile, timm_file
 from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
 from radioplat.models.student.checkpoint import load_student, save_one_file
+from radioplat.models.student.plain_copy import plain_copy
 from radioplat.models.student.student import Student
+from radioplat.models.student.timm_form import TimmForm, timm_form
 from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import load_into
 from radioplat.spec.schema.export import AdaptorTypes, ExportFormat
@@ -178,9 +178,11 @@ def _hf_native(student: Student, target: Path, path: Path, wanted: Wanted) -> Wr
 
 
 def _timm(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
-    content = timm_file(student, wanted.height, wanted.width, wanted.adaptors)
+    known_adaptors(wanted.adaptors, student.head_names)
+    sides, teacher = (wanted.height, wanted.width), next(iter(wanted.adaptors), None)
+    content = timm_form(student.backbone, student.architecture, student.classifier, sides, teacher)
     metadata = {"architecture": content.name, "kwargs": json.dumps(content.kwargs), "format": "pt"}
-    metadata |= {"mean": json.dumps(content.mean), "std": json.dumps(content.std)}
+    metadata |= {"mean": json.dumps(student.architecture.mean), "std": json.dumps(student.architecture.std)}
     save_file({k: v.contiguous() for k, v in content.tensors.items()}, target, metadata)
     line = f"{content.call}.load_state_dict(safetensors.torch.load_file({str(path)!r}))"
     return _read_timm(target, content, student), [], line, content.notes
@@ -275,7 +277,7 @@ def _read_radio(path: Path) -> Encode:
     return backbone
 
 
-def _read_timm(path: Path, content: TimmFile, student: Student) -> Encode:
+def _read_timm(path: Path, content: TimmForm, student: Student) -> Encode:
     model = content.create()
     model.load_state_dict(load_file(path))
 

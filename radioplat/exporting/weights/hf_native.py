@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from radioplat.errors import Problem
-from radioplat.exporting.weights.plain_student import plain_copy
-from radioplat.exporting.weights.radio import FRONT_ARGUMENTS
 from radioplat.models.backbones import names
+from radioplat.models.student.plain_copy import plain_copy
 from radioplat.models.student.student import Student
+from radioplat.models.student.timm_form import FRONT_ARGUMENTS
 
 # Arguments of the ViT for which the config has a place, or that concern training only.
 _KNOWN = (

@@ -16,39 +16,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from radioplat.errors import EngineError, Problem
-from radioplat.exporting.weights.plain_student import folded, has_mlp, is_linear, plain_copy, upsampling, zero_head
+from radioplat.errors import EngineError, Problem, did_you_mean
+from radioplat.exporting.weights.head_tensors import folded, has_mlp, is_linear, upsampling, zero_head
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.heads import AttentionHead, TeacherHead
+from radioplat.models.student.plain_copy import plain_copy
 from radioplat.models.student.student import Student
+from radioplat.models.student.timm_form import FRONT_ARGUMENTS, TIMM_NAMES
 from radioplat.spec.schema.export import AdaptorTypes
-
-# timm's architectures with a class token, by width; all arguments are written as well.
-TIMM_NAMES = {
-    192: "vit_tiny_patch16_224",
-    384: "vit_small_patch16_224",
-    768: "vit_base_patch16_224",
-    1024: "vit_large_patch16_224",
-    1280: "vit_huge_patch14_224",
-    1536: "vit_giant_patch14_224",
-}
-# Arguments of timm's ViT for the part before the blocks, in place of which RADIO has its patch generator.
-FRONT_ARGUMENTS = (
-    "num_registers",
-    "register_multiple",
-    "cpe_max_size",
-    "reg_tokens",
-    "no_embed_class",
-    "dynamic_img_size",
-    "dynamic_img_pad",
-    "embed_norm_layer",
-    "pre_norm",
-    "pos_drop_rate",
-    "patch_drop_rate",
-    "final_norm",
-)
-
 
 # Text towers for which NVlabs has a class of its own; it reads the others by OpenCLIP's names.
 _OTHER_TYPES = {"ViT-gopt-16-SigLIP2-384:webli": {"type": "siglip2", "model": "siglip2-g-384"}}
@@ -153,7 +129,7 @@ def known_adaptors(adaptors: Sequence[str], known: Sequence[str]) -> list[str]:
     """
     for name in adaptors:
         if name not in known:
-            valid = f"Valid: {', '.join(known)}." if known else "This student has no heads."
+            valid = did_you_mean(name, known) or "This student has no heads."
             raise EngineError(f"the student has no head named {name!r}", where="export.adaptors", hint=valid)
     return list(dict.fromkeys(adaptors or known))
 

@@ -17,7 +17,8 @@ from radioplat.models.capture import captured
 from radioplat.models.detectors.registry import kind_module
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.architecture import Quantization, quantize_modules
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 
 BACKBONE = "student."  # prefix of the student's module names in a detector
 # Modules of transformers' detectors that stay float, and box heads, whose last layer stays float.
@@ -209,7 +210,13 @@ class Detector(nn.Module):
         self(images)
 
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
-        """Compute the backbone's maps ``[B, C, H/s, W/s]``, one for each stride s."""
+        """Compute the backbone's maps ``[B, C, H/s, W/s]``, one for each stride s.
+
+        Raises:
+            DataError: images are not as a student's.
+            SpecError: their sides are not multiples of :attr:`stride`.
+        """
+        self.student.check_images(images, multiple=1)
         backbone = self.student.backbone
         maps = self.pyramid(backbone, self.student.normalized(images).to(next(backbone.parameters()).dtype))
         return [tap(level) for tap, level in zip(self.srcs, maps, strict=True)]

@@ -15,7 +15,8 @@ from radioplat.models.modifiers.spectral import reparametrize
 from radioplat.models.on_meta import on_meta
 from radioplat.models.pretrained.match import Match, match_backbone, match_classifier, match_heads
 from radioplat.models.pretrained.source import read_source
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.models.vision_model import model_kind, open_architecture
 from radioplat.spec.resolved.teacher import resolve_teachers
 from radioplat.spec.schema.distill import TargetNormFit

@@ -11,8 +11,9 @@ import torch
 from radioplat.errors import WeightsError
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.pretrained.source import EMBEDDER, TABLE, TOKENS, SourceCheckpoint, as_radio, resized
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.fold_target_norm import form_of, raw_layers
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.models.weights.read import fit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ from safetensors.torch import save_file
 
 from radioplat import __version__
 from radioplat.errors import WeightsError
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.models.weights.model_format import VERSION_KEY, Format, save_files
 
 STUDENT_FILE, HEADS_FILE = "student.safetensors", "heads.safetensors"
@@ -48,13 +50,15 @@ def load_student(path: str | Path, where: str = "", ema: bool | None = None, ver
         >>> features.summary, features.spatial  # [B, D] and [B, h, w, D]
         >>> student.head("clip", features).summary  # in the space of the teacher "clip"
     """
-    if (hint := _instead(Path(path))) and not STUDENT.holds(path):
+    if not isinstance(path, (str, os.PathLike)):
+        raise WeightsError(f"this is a {type(path).__name__}, not a path", where=where or "path")
+    if (hint := instead_of_student(Path(path))) and not STUDENT.holds(path):
         raise WeightsError(f"{path} is not a student's checkpoint", where=where, hint=hint)
     return STUDENT.load(path, where, ema, verify)
 
 
-def _instead(path: Path) -> str:
-    """Return what to do with ``path`` instead of opening it as a student; empty if that is not known."""
+def instead_of_student(path: Path) -> str:
+    """Return a hint for a path that is no student's: how to use it, or where a student is; empty if not known."""
     if path.suffix.lower() in (".onnx", ".engine"):
         return "radioplat.embed and radioplat.predict run such a file."
     if not path.is_dir():

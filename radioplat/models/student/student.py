@@ -2,124 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from radioplat.errors import Problem, SpecError
+from radioplat.errors import Problem, RadioplatError, SpecError
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.models.features import Features
-from radioplat.models.heads import HeadArchitecture, TeacherHead
+from radioplat.models.heads import TeacherHead
+from radioplat.models.image_checks import check_images, check_range
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.modifiers.fuse_branches import fuse_branches
 from radioplat.models.modifiers.low_rank import split_layers
-from radioplat.models.modifiers.reshaping import Reshaping, reshape
-from radioplat.models.modifiers.sparsity import Sparsity
+from radioplat.models.modifiers.reshaping import reshape
 from radioplat.models.modifiers.spectral import materialise, reparametrize
-from radioplat.models.quantized.architecture import Quantization, quantize_modules
-
-
-@dataclass(frozen=True)
-class StudentArchitecture:
-    """Everything needed to build a student but its weights; kept as JSON in the checkpoint.
-
-    Attributes:
-        type: TAO's or timm's backbone name.
-        kwargs: further constructor arguments.
-        num_class_tokens: of a RADIO ViT.
-        img_size: training resolution in pixels.
-        num_classes: of a classifier on the backbone itself (``dataset.num_classes``); 0 for none.
-        class_names: its classes in their order, as in ``classes.json`` of the training images; empty if labels were
-            numbers.
-        mean, std: normalisation of images in [0, 1].
-        drop_path: probability, while training, that the residual branch of the last block is dropped; lower before it.
-        spectral_reparam: whether the ViT's linear layers are ``(gamma / sigma(W)) W``.
-        fused_branches: whether timm's blocks of several branches are one convolution each.
-        pruned: changes by pruning to the backbone that ``type`` builds, with fused branches if they are; None for none.
-        low_rank: rank by name of the layers that are two in a row, in the backbone after pruning.
-        quantized: which layers have quantizers, with BatchNorm folded; None for none.
-        sparsity: the layers whose zero weights stay zero in training; None for none.
-    """
-
-    type: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    num_class_tokens: int = 1
-    cpe_max_size: int | None = None
-    num_registers: int | None = None
-    register_multiple: int | None = None
-    img_size: int = 224
-    num_classes: int = 0
-    class_names: tuple[str, ...] = ()
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    heads: tuple[HeadArchitecture, ...] = ()
-    drop_path: float = 0.0
-    spectral_reparam: bool = False
-    fused_branches: bool = False
-    pruned: Reshaping | None = None
-    low_rank: dict[str, int] = field(default_factory=dict)
-    quantized: Quantization | None = None
-    sparsity: Sparsity | None = None
-
-    @property
-    def summary_slots(self) -> list[int]:
-        """Indices of the class tokens that the summary consists of; empty for all of them.
-
-        A teacher without a summary loss keeps its class token, but that token is not trained to summarise an image
-        (RADIO's ``use_summary: false``), so it is left out.
-        """
-        slots = (head.token_slot for head in self.heads if head.summary_dim or head.logits_dim)
-        return list(dict.fromkeys(slots))  # two teachers may share a token
-
-    @property
-    def student(self) -> StudentArchitecture:
-        """Itself; a detector's architecture returns that of its backbone."""
-        return self
-
-    @property
-    def quantizations(self) -> dict[str, Quantization]:
-        """Quantized layers, by the prefix that their names lack in the model; empty for a float model."""
-        return {} if self.quantized is None else {"": self.quantized}
-
-    def with_quantization(self, quantized: Quantization) -> StudentArchitecture:
-        """Return this architecture with quantizers, whose names are those of the built model."""
-        return replace(self, quantized=quantized)
-
-    def to_json(self) -> str:
-        """Return JSON text; :meth:`from_json` is the inverse."""
-        raw = asdict(self)
-        for head in raw["heads"]:
-            if not head["text_tower"]:
-                del head["text_tower"]  # as in files from before this field
-        return json.dumps(raw, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> StudentArchitecture:
-        """Inverse of :meth:`to_json`."""
-        raw = json.loads(text)
-        raw["heads"] = tuple(HeadArchitecture(**h) for h in raw["heads"])
-        raw["class_names"] = tuple(raw.get("class_names", ()))
-        raw["sparsity"] = Sparsity(**raw["sparsity"]) if raw.get("sparsity") else None
-        raw["pruned"] = Reshaping(**raw["pruned"]) if raw.get("pruned") else None
-        raw["quantized"] = Quantization.from_plain(raw["quantized"]) if raw.get("quantized") else None
-        return cls(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
-
-
-def classes_differ(known: Sequence[str], given: Sequence[str]) -> str:
-    """Describe how two lists of class names differ; empty if they are equal or one is unknown."""
-    if not known or not given or list(known) == list(given):
-        return ""
-    if len(known) != len(given):
-        return f"{len(known)} there and {len(given)} here"
-    number = next(i for i, pair in enumerate(zip(known, given, strict=True)) if pair[0] != pair[1])
-    return f"class {number} is {known[number]!r} there and {given[number]!r} here"
+from radioplat.models.quantized.architecture import quantize_modules
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.timm_form import no_head, timm_model
 
 
 def build_backbone(architecture: StudentArchitecture, where: str = "model.backbone") -> RadioViT | TimmBackbone:
@@ -172,6 +77,9 @@ class Student(nn.Module):
     ``student(images)`` reads uint8, or floats in [0, 1], ``[B, 3, H, W]``, and normalises them.
     ``student.head(name, features)`` maps those features to the space of teacher ``name``. It is a
     :class:`~radioplat.models.vision_model.VisionModel`.
+
+    Type, shape and device of images are always checked. The values of floats are read in evaluation mode, and of the
+    first images in training mode, because a GPU has to be waited for; those of uint8, as in a run, never.
     """
 
     model_kind = ModelKind.student
@@ -182,6 +90,9 @@ class Student(nn.Module):
         super().__init__()
         self.architecture = architecture
         self.frozen_norm = False
+        # Without a normalisation of its own it reads floats of any range.
+        self._any_range = (architecture.mean, architecture.std) == ((0.0,) * 3, (1.0,) * 3)
+        self._first_checked = False
         # Teacher's name and kind of heads that were trained elsewhere, whose layers return raw features themselves.
         self.raw_heads: set[tuple[str, str]] = set()
         self.backbone = build_backbone(architecture)
@@ -304,7 +215,17 @@ class Student(nn.Module):
         return (unit - self.mean.float()) / self.std.float()
 
     def forward(self, images: torch.Tensor, wanted: frozenset[str] = frozenset({"summary", "spatial"})) -> Features:
-        """Compute backbone features of images; see :class:`~radioplat.models.features.Features`."""
+        """Compute backbone features of images; see :class:`~radioplat.models.features.Features`.
+
+        Args:
+            images: uint8, or floats in [0, 1], ``[B, 3, H, W]``, on the student's device. For a ViT their sides are
+                multiples of its patch (:attr:`stride`).
+            wanted: of ``summary``, ``spatial`` and ``logits``.
+
+        Raises:
+            DataError: the images are not such, for example normalised already, or channels last.
+        """
+        self.check_images(images, self.stride if self.backbone.needs_multiple else 1)
         dtype = next(self.backbone.parameters()).dtype
         features = self.backbone(self.normalized(images).to(dtype), wanted)
         if "logits" in wanted and self.classifier is not None:
@@ -312,8 +233,65 @@ class Student(nn.Module):
         features.summary = taught_summary(features, self.architecture.summary_slots)
         return features
 
+    def as_timm(self, size: int | None = None, teacher: str | None = None) -> nn.Module:
+        """Return the backbone as a model of timm's, with copies of the weights, in fp32 and evaluation mode.
+
+        It has ``forward_features``, ``forward_head``, ``num_features`` and ``pretrained_cfg``; ``model(images)`` is the
+        pooled feature ``[B, D]``, or the classes of a classifier ``[B, C]``. Unlike the student it reads normalised
+        images, as ``timm.data.create_transform(**timm.data.resolve_model_data_config(model))`` makes them. The heads of
+        teachers are left out.
+
+        Args:
+            size: pixels a side that its configuration names; default: the training resolution. At this size a RADIO
+                ViT's features are the student's; at others timm resizes its positions, and a RADIO ViT crops its table.
+            teacher: of a RADIO ViT, the teacher whose class token is pooled; default: the first with a summary.
+
+        Raises:
+            RadioplatError: a RADIO ViT that is pruned, quantized, of low rank or has a sequence, which timm cannot
+                build; a wrong size or teacher.
+
+        Example:
+            >>> model = student.as_timm()
+            >>> transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+            >>> model(transform(Image.open("a.jpg").convert("RGB"))[None]).shape
+            torch.Size([1, 384])
+        """
+        model = timm_model(self.backbone, self.architecture, self.classifier, size, teacher)
+        return model.to(self.mean.device)
+
+    def check_images(self, images: Any, multiple: int) -> None:
+        """Refuse images that this student cannot read; see the class.
+
+        Args:
+            multiple: height and width must be multiples of it.
+
+        Raises:
+            DataError: with what was given, and what to do.
+        """
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        check_images(images, multiple, self.mean.device)
+        if images.is_floating_point() and not self._any_range and not (self.training and self._first_checked):
+            check_range(images)
+            self._first_checked = self._first_checked or self.training
+
     def head(self, name: str, features: Features) -> Features:
-        """Map features to the space of teacher ``name``."""
+        """Map features to the space of teacher ``name``.
+
+        Args:
+            features: what ``student(images)`` returned.
+
+        Raises:
+            RadioplatError: there is no head of this name, with the nearest one; or these are no features.
+        """
+        if not isinstance(name, str):
+            hint = f"Write student.head({next(iter(self.head_names), 'name')!r}, features)."
+            raise RadioplatError(f"this is a {type(name).__name__}, not a name", where="name", hint=hint)
+        if name not in self.heads:
+            raise no_head(name, self.head_names)
+        if not isinstance(features, Features):
+            hint = "Give what student(images) returned."
+            raise RadioplatError(f"this is a {type(features).__name__}, not Features", where="features", hint=hint)
         return self.heads[name](features)
 
 

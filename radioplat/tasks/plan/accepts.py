@@ -15,7 +15,8 @@ from radioplat.models.backbones.pyramid import Pyramid
 from radioplat.models.modifiers.low_rank import splittable
 from radioplat.models.probe import probe
 from radioplat.models.quantized.layers import can_be_quantized
-from radioplat.models.student.student import Student, StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import Student
 from radioplat.spec.schema.export import ExportFormat
 
 _WHERE = "model.backbone.type"

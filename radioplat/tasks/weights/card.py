@@ -9,7 +9,7 @@ from typing import Any
 
 from radioplat import __version__
 from radioplat.common.hashing import file_hash
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.teachers.known import describe

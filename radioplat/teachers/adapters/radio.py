@@ -12,7 +12,8 @@ from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
 from radioplat.models.heads import shuffle_up
-from radioplat.models.student.student import StudentArchitecture, build_backbone
+from radioplat.models.student.architecture import StudentArchitecture
+from radioplat.models.student.student import build_backbone
 from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio
 from radioplat.models.weights.read import Contents, fit, read_checkpoint, require_finite
 from radioplat.spec.resolved.teacher import ResolvedTeacher

@@ -7,8 +7,9 @@ from torch import nn
 
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.student.checkpoint import load_student, read_architecture
-from radioplat.models.student.student import StudentArchitecture, build_backbone, taught_summary
+from radioplat.models.student.student import build_backbone, taught_summary
 from radioplat.models.weights.read import read_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, refuse_kwargs, weights_field

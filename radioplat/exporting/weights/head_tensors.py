@@ -1,4 +1,4 @@
-"""Plain copies of a student: fp32, without parametrizations, with heads whose layers return raw features."""
+"""Tensors of heads whose layers return raw features, for files of other libraries."""
 
 from __future__ import annotations
 
@@ -7,26 +7,11 @@ import math
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from radioplat.models.heads import TeacherHead
 from radioplat.models.student.fold_target_norm import fold_head
-from radioplat.models.student.student import Student
 
 LAST = "final.2"  # the last linear of an MLP2
-
-
-def plain_copy(student: Student) -> Student:
-    """Return a copy on the CPU, in fp32 and evaluation mode, with plain weights in place of parametrized ones."""
-    copied = copy.deepcopy(student).to(device="cpu", dtype=torch.float32).eval().requires_grad_(False)
-    for module in copied.modules():
-        if parametrize.is_parametrized(module):
-            # The copy shares the class that torch created for the original; removing parametrizations would change it.
-            shared = type(module)
-            module.__class__ = type(shared.__name__, shared.__bases__, dict(shared.__dict__))
-            for name in list(module.parametrizations):
-                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-    return copied
 
 
 def has_mlp(head: TeacherHead, kind: str) -> bool:
