@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,12 +79,16 @@ def given_images(images: Any) -> list[ImageFile]:
     if isinstance(images, (str, os.PathLike)):
         path = str(images)
         if is_remote(path) or not os.path.exists(absolute(path)) or os.path.isdir(absolute(path)):
-            return images_in(path, "images")
+            try:
+                return images_in(path, "images")
+            except DataError as error:  # it names the field of a spec; the caller gave an argument
+                raise DataError(*(replace(problem, where="images") for problem in error.problems)) from None
         images = [path]
     if isinstance(images, np.ndarray) and images.ndim != 4:
         raise DataError(f"{images.ndim} axes instead of the four of [N, H, W, 3]", where="images", hint=hint)
     if not isinstance(images, (np.ndarray, Sequence)):
-        raise DataError(f"{type(images).__name__} is not a list of images", where="images", hint=hint)
+        advice = "Make a list of it: list(images). " if isinstance(images, Iterator) else _advice(images)
+        raise DataError(f"{type(images).__name__} is not a list of images", where="images", hint=advice + hint)
     if not len(images):
         raise DataError("there are no images", where="images", hint=hint)
     files = []
@@ -95,8 +99,18 @@ def given_images(images: Any) -> list[ImageFile]:
             files.append(ImageFile(str(i), rgb=np.ascontiguousarray(image)))
         else:
             given = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise DataError(f"{given} is not an image", where=f"images[{i}]", hint=hint)
+            raise DataError(f"{given} is not an image", where=f"images[{i}]", hint=_advice(image) + hint)
     return files
+
+
+def _advice(image: Any) -> str:
+    if not isinstance(image, np.ndarray):
+        return "np.asarray makes an array of Pillow's images. " if hasattr(image, "getbands") else ""
+    if image.ndim == 3 and image.shape[0] == 3 != image.shape[2]:
+        return "Channels come last in arrays: image.transpose(1, 2, 0). "
+    if image.ndim == 2 or image.ndim == 3 and image.shape[2] == 1:
+        return "A grey image needs its channel three times. "
+    return "Of floats from 0 to 1: (image * 255).round().astype(np.uint8). " if image.dtype.kind == "f" else ""
 
 
 def view_batches(

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+import pyarrow as pa
+import torch
 from torch import nn
 
+from radioplat.common import terminal
+from radioplat.common.atomic_files import written_aside
 from radioplat.common.cpu_threads import decode_threads, limit_torch_threads
 from radioplat.data.loading.image_files import given_images
 from radioplat.errors import DataError, Problem, RadioplatError
 from radioplat.evaluation.inference.infer import Prediction, infer
 from radioplat.evaluation.inference.inference_model import InferenceModel, loaded_model, open_inference_model
+from radioplat.evaluation.inference.table import TableWriter, columns_of
 from radioplat.models.detectors.base import Detector
+from radioplat.models.image_checks import check_images, check_range
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.root import Spec
 
@@ -41,28 +47,95 @@ class Embeddings:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-def embed(model: Model, images: Any, *, maps: bool = False, size: int | None = None, batch_size: int = 8) -> Embeddings:
+@dataclass(frozen=True)
+class ImageTable:
+    """A Parquet file that was written, with a row for each image.
+
+    Attributes:
+        path: of the file.
+        images: number of rows.
+        errors: why an image cannot be read, by its name; its row has the reason in the column ``error``.
+    """
+
+    path: Path
+    images: int
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@overload
+def embed(
+    model: Model,
+    images: Any,
+    *,
+    out: None = None,
+    maps: bool = False,
+    size: int | None = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> Embeddings: ...
+
+
+@overload
+def embed(
+    model: Model,
+    images: Any,
+    *,
+    out: str | os.PathLike[str],
+    maps: bool = False,
+    size: int | None = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> ImageTable: ...
+
+
+def embed(
+    model: Model,
+    images: Any,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    maps: bool = False,
+    size: int | None = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> Embeddings | ImageTable:
     """Compute the features of images by a student's backbone.
 
-    Images are seen as in an evaluation: the centre crop, resized to ``size``.
+    Images are used as in an evaluation: the centre crop, resized to ``size``.
 
     Args:
         model: a checkpoint folder, the ``.safetensors`` of export, an ``.onnx``, an ``.engine``, or the student that
             :func:`radioplat.load_student` returned.
-        images: a folder, a path of an image, uint8 ``[N, H, W, 3]``, or a sequence of paths and of uint8
-            ``[H, W, 3]``.
-        maps: also return the spatial maps.
+        images: a folder with sub-folders, a path of an image, arrays uint8 ``[N, H, W, 3]``, a tensor ``[N, 3, H, W]``
+            of uint8 or of floats in [0, 1] (rounded to uint8), or a sequence of paths, arrays and tensors.
+        out: a Parquet file to write, image by image, with the columns ``image``, ``error``, ``width``, ``height``,
+            ``summary`` and, with maps, ``spatial`` and ``spatial_shape``; None: the features are returned.
+        maps: also the spatial maps.
         size: pixels a side, at least 1; None: the training resolution, or the fixed size of a file.
+        batch_size: images that the model computes at once.
+        progress: count images on stderr; None: if ``out`` is given.
+
+    Returns:
+        The features, or with ``out`` the path of the file and the numbers of images. An image that cannot be read keeps
+        its row, with the reason in ``errors``.
 
     Raises:
-        RadioplatError: the model cannot be opened or is a detector, or no image can be read.
+        RadioplatError: the model cannot be opened or is a detector, no image can be read, or ``out`` cannot be written.
 
     Example:
         >>> radioplat.embed("results/distill/model_latest", ["a.jpg", "b.jpg"]).summary.shape
         (2, 384)
+        >>> radioplat.embed("student.engine", "photographs/", out="features.parquet").images
+        50000
     """
     with _mode_of(model):
-        rows = _features(_opened(model, size), images, batch_size, maps)
+        opened = _opened(model, size)
+        if opened.encode is None:
+            hint = "Use radioplat.predict, or give the student that it was built on."
+            raise RadioplatError("this is a detector, and has boxes instead of features", where="model", hint=hint)
+        batches = _Batches(opened, images, batch_size, 1, progress, maps)
+        if out is not None:
+            return batches.write(out, columns_of(opened, maps, classes=False))
+        rows = batches.rows()
     known = next(row for row in rows if not row.error)
     assert known.summary is not None
     return Embeddings(
@@ -73,30 +146,60 @@ def embed(model: Model, images: Any, *, maps: bool = False, size: int | None = N
     )
 
 
-def _features(opened: InferenceModel, images: Any, batch_size: int, maps: bool) -> list[Prediction]:
-    if opened.encode is None:
-        hint = "Use radioplat.predict, or give the student that it was built on."
-        raise RadioplatError("this is a detector, and has boxes instead of features", where="model", hint=hint)
-    return _run(opened, images, batch_size, top_k=1, maps=maps)
+@overload
+def predict(
+    model: Model,
+    images: Any,
+    *,
+    out: None = None,
+    top_k: int = 5,
+    size: int | None = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> list[Prediction]: ...
+
+
+@overload
+def predict(
+    model: Model,
+    images: Any,
+    *,
+    out: str | os.PathLike[str],
+    top_k: int = 5,
+    size: int | None = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> ImageTable: ...
 
 
 def predict(
-    model: Model, images: Any, *, top_k: int = 5, size: int | None = None, batch_size: int = 8
-) -> list[Prediction]:
+    model: Model,
+    images: Any,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    top_k: int = 5,
+    size: int | None = None,
+    batch_size: int = 8,
+    progress: bool | None = None,
+) -> list[Prediction] | ImageTable:
     """Predict the classes of images by a classifier, or the objects in them by a detector.
 
     Args:
         model: as of :func:`embed`; a detector or a student with a classifier.
         images: as of :func:`embed`.
+        out: as of :func:`embed`, with the columns ``image``, ``error``, ``width``, ``height``, ``labels``,
+            ``class_names``, ``scores`` and, of a detector, ``boxes``.
         top_k: classes of a classifier for each image.
-        size: as of :func:`embed`. A detector sees the whole image, stretched.
+        size: as of :func:`embed`. A detector is given the whole image, stretched.
+        batch_size, progress: as of :func:`embed`.
 
     Returns:
         A :class:`~radioplat.evaluation.inference.infer.Prediction` of each image, in order, without features; one that
-        cannot be read has its reason in ``error``.
+        cannot be read has its reason in ``error``. With ``out``, as :func:`embed`.
 
     Raises:
-        RadioplatError: the model cannot be opened or neither detects nor classifies, or no image can be read.
+        RadioplatError: the model cannot be opened or neither detects nor classifies, no image can be read, or the file
+            cannot be written.
 
     Example:
         >>> radioplat.predict("results/train/model_latest", "photographs/")[0].class_names
@@ -107,7 +210,10 @@ def predict(
         if opened.encode is not None and not opened.classifies:
             hint = "Use radioplat.embed for its features."
             raise RadioplatError("this student has no classifier", where="model", hint=hint)
-        return [replace(row, summary=None) for row in _run(opened, images, batch_size, top_k, maps=False)]
+        batches = _Batches(opened, images, batch_size, top_k, progress)
+        if out is not None:
+            return batches.write(out, columns_of(opened, maps=False, features=False))
+        return [replace(row, summary=None) for row in batches.rows()]
 
 
 @contextlib.contextmanager
@@ -124,6 +230,9 @@ def _mode_of(model: Model) -> Iterator[None]:
 def _opened(model: Model, size: int | None) -> InferenceModel:
     if size is not None and size < 1:
         raise RadioplatError(f"must be at least 1, not {size}", where="size")
+    if not isinstance(model, (str, os.PathLike, Student, Detector)):
+        hint = "Give a path, or what radioplat.load_student returned."
+        raise RadioplatError(f"this is a {type(model).__name__}, not a model", where="model", hint=hint)
     if not isinstance(model, (str, os.PathLike)):
         return loaded_model(model, size)
     spec = Spec()
@@ -139,17 +248,80 @@ def _by_argument(problem: Problem) -> Problem:
     return Problem(*(text.replace("dataset.val_img_size", "size") for text in texts))
 
 
-def _run(model: InferenceModel, images: Any, batch_size: int, top_k: int, maps: bool) -> list[Prediction]:
-    for name, number in (("batch_size", batch_size), ("top_k", top_k)):
-        if number < 1:
-            raise RadioplatError(f"must be at least 1, not {number}", where=name)
-    threads = decode_threads(Spec().dataset.workers)
-    with limit_torch_threads(threads):
-        batches = infer(model, given_images(images), batch_size, top_k=top_k, threads=threads)
-        rows = [row if maps else replace(row, spatial=None) for batch in batches for _, row in batch]
-    if all(row.error for row in rows):
-        raise DataError(f"no image can be read; {rows[0].name}: {rows[0].error}", where="images")
-    return rows
+@dataclass
+class _Batches:
+    """The results of a model on images, batch by batch."""
+
+    model: InferenceModel
+    images: Any
+    batch_size: int
+    top_k: int
+    progress: bool | None
+    maps: bool = False
+
+    def rows(self) -> list[Prediction]:
+        """Return all results."""
+        return [row for batch in self._batches(bool(self.progress)) for row in batch]
+
+    def write(self, out: str | os.PathLike[str], columns: pa.Schema) -> ImageTable:
+        """Write all results to a file, which gets its name at the end."""
+        path, count, errors = Path(out), 0, dict[str, str]()
+        if path.suffix.lower() not in (".parquet", ".pq"):
+            hint = f"Name it {path.with_suffix('.parquet').name}."
+            raise RadioplatError(f"{path} is not named as a Parquet file", where="out", hint=hint)
+        if path.is_dir():
+            raise RadioplatError(f"{path} is a folder", where="out", hint="Name a file in it.")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_aside(path) as aside, contextlib.closing(TableWriter(aside, columns)) as table:
+                for rows in self._batches(self.progress is not False):
+                    table.add(rows)
+                    count += len(rows)
+                    errors |= {row.name: row.error for row in rows if row.error}
+        except OSError as error:
+            raise RadioplatError(f"{path} cannot be written: {error.strerror or error}", where="out") from error
+        if errors and self.progress is not False:
+            name, reason = next(iter(errors.items()))
+            terminal.note(f"{len(errors)} of {count} images cannot be read; the first is {name}: {reason}")
+        return ImageTable(path, count, errors)
+
+    def _batches(self, progress: bool) -> Iterator[list[Prediction]]:
+        for name, number in (("batch_size", self.batch_size), ("top_k", self.top_k)):
+            if number < 1:
+                raise RadioplatError(f"must be at least 1, not {number}", where=name)
+        files, threads = given_images(_as_arrays(self.images)), decode_threads(Spec().dataset.workers)
+        done, first, readable = 0, "", False
+        with limit_torch_threads(threads), _counting(progress) as count:
+            for batch in infer(self.model, files, self.batch_size, top_k=self.top_k, threads=threads):
+                rows = [row if self.maps else replace(row, spatial=None) for _, row in batch]
+                readable = readable or any(not row.error for row in rows)
+                first = first or f"{rows[0].name}: {rows[0].error}"
+                yield rows
+                done += len(rows)
+                count(done, len(files))
+        if not readable:
+            raise DataError(f"no image can be read; {first}", where="images")
+
+
+def _counting(progress: bool) -> contextlib.AbstractContextManager[Callable[[int, int], None]]:
+    return terminal.counting("images") if progress else contextlib.nullcontext(lambda done, total: None)
+
+
+def _as_arrays(images: Any) -> Any:
+    """Return ``images`` with tensors ``[N, 3, H, W]`` as arrays uint8 ``[N, H, W, 3]``; other images as they are.
+
+    Raises:
+        DataError: a tensor has another shape, or floats that are not in [0, 1].
+    """
+    if isinstance(images, torch.Tensor):
+        check_images(images, 1, images.device)
+        if images.is_floating_point():
+            check_range(images)
+            images = (images.float().clamp(0, 1) * 255).round().to(torch.uint8)
+        return images.detach().permute(0, 2, 3, 1).cpu().numpy()
+    if isinstance(images, (list, tuple)) and any(isinstance(image, torch.Tensor) for image in images):
+        return [_as_arrays(image[None])[0] if isinstance(image, torch.Tensor) else image for image in images]
+    return images
 
 
 def _stacked(rows: list[np.ndarray | None], known: np.ndarray) -> np.ndarray:

@@ -16,11 +16,11 @@ from radioplat.data.loading.image_files import ImageFile, ImageView, images_in
 from radioplat.errors import DataError, SpecError
 from radioplat.evaluation.inference.infer import Prediction, infer
 from radioplat.evaluation.inference.inference_model import InferenceModel, open_inference_model
+from radioplat.evaluation.inference.table import TableWriter, columns_of
 from radioplat.spec.checks.tasks.inference import IMAGES, inference_image_problems, inference_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.inference.pictures import predictions_panel
-from radioplat.tasks.inference.table import TableWriter, columns_of
 from radioplat.tasks.inference.tao_results import ResultCsv, shared_stems, write_kitti
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 from radioplat.tracking.results import TaskFolder

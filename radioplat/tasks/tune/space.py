@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -156,6 +157,9 @@ def load_space(source: str | Path | Mapping[str, Any]) -> TuneSpace:
     Raises:
         SpecError: it cannot be read, has unknown or mistyped fields, or contradicts itself.
     """
+    if not isinstance(source, (str, os.PathLike, Mapping)):
+        hint = "Give the path of a YAML file, or a mapping."
+        raise SpecError(f"this is a {type(source).__name__}, not a search space", where="space", hint=hint)
     name, tree = ("", dict(source)) if isinstance(source, Mapping) else (str(source), _read(Path(source)))
     entries = tree.get("parameters")
     if isinstance(entries, dict):
@@ -178,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         tree = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
     except OSError as error:
-        hint = "Give an existing file to --space; tune_spaces/ has some."
+        hint = "Name an existing YAML file; tune_spaces/ has some."
         raise SpecError(f"cannot read the search space: {error.strerror}", where=str(path), hint=hint) from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError):
         raise SpecError("not valid YAML", where=str(path)) from None

@@ -1,4 +1,4 @@
-"""``predictions.parquet``: a row for each image."""
+"""A Parquet file with a row for each image: ``predictions.parquet``, and the ``out`` of embed and predict."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ _IMAGE = {"image": pa.string(), "error": pa.string(), "width": pa.int32(), "heig
 _CLASSES = {"labels": _NUMBERS, "class_names": pa.list_(pa.string()), "scores": _FLOATS}
 
 
-def columns_of(model: InferenceModel, maps: bool) -> pa.Schema:
-    """Return the columns of the table: those of what ``model`` computes, with ``spatial`` if ``maps`` is true."""
+def columns_of(model: InferenceModel, maps: bool, *, features: bool = True, classes: bool = True) -> pa.Schema:
+    """Return the columns of the table: those of what ``model`` computes.
+
+    Args:
+        maps: with ``spatial`` and ``spatial_shape``.
+        features: with ``summary`` (and maps) of a student.
+        classes: with boxes, labels and scores of a detector or a classifier.
+    """
     columns = dict(_IMAGE)
-    if model.encode is not None:
+    if model.encode is not None and features:
         columns["summary"] = _FLOATS
         columns |= {"spatial": _FLOATS, "spatial_shape": _NUMBERS} if maps else {}
-    if model.detect is not None:
+    if model.detect is not None and classes:
         columns["boxes"] = pa.list_(pa.list_(pa.float32(), 4))
-    if model.detect is not None or model.classifies:
+    if classes and (model.detect is not None or model.classifies):
         columns |= _CLASSES
     return pa.schema(list(columns.items()))
 
