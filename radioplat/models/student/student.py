@@ -209,6 +209,12 @@ class Student(nn.Module):
             self.architecture = replace(architecture, fused_branches=architecture.fused_branches or changed)
         return self
 
+    def leave_normalization_out(self) -> None:
+        """Read images that are normalised already from now on: floats of any range, as a teacher in a run does."""
+        self.mean.zero_()
+        self.std.fill_(1)
+        self._any_range = True
+
     def normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Normalise uint8 images, or floats in [0, 1]; returns fp32."""
         unit = images.float() if images.is_floating_point() else images.float() / 255
