@@ -10,20 +10,39 @@ from radioplat import errors
 ADDRESS = "reference/python.md"
 # What code of a user's own gets or derives from: see the page on one's own code
 EXTENSIONS = [
-    "radioplat.models.features.Features",
     "radioplat.training.hooks.step_hook.StepHook",
     "radioplat.training.hooks.own_hook.HookContext",
+]
+# What the functions return
+RESULTS = [
+    "radioplat.tasks.plan.findings.Plan",
+    "radioplat.tasks.distill.distill.DistillResult",
+    "radioplat.launch.driver.RunResult",
+    "radioplat.tasks.evaluate.students.EvaluateResult",
+    "radioplat.tasks.evaluate.evaluate_detector.DetectorReport",
+    "radioplat.tasks.prune.prune.PruneReport",
+    "radioplat.tasks.quantize.report.QuantizeReport",
+    "radioplat.tasks.compress.compress.CompressReport",
+    "radioplat.exporting.onnx.export.OnnxReport",
+    "radioplat.exporting.weights.export.WeightsReport",
+    "radioplat.exporting.engines.build.EngineReport",
+    "radioplat.tasks.tune.tune.TuneReport",
+    "radioplat.models.features.Features",
+    "radioplat.evaluation.inference.api.Embeddings",
+    "radioplat.evaluation.inference.api.ImageTable",
+    "radioplat.evaluation.inference.infer.Prediction",
 ]
 
 
 def python_page() -> str:
     """Return the page."""
-    modules = {name: _module_of(name) for name in radioplat.__all__}
-    public = {name: f"{module}.{name}" for name, module in modules.items() if module != errors.__name__}
+    # The table of modules, so that nothing is imported: torch takes seconds.
+    public = {name: f"{at}.{name}" for name, at in radioplat._MODULES.items() if at != errors.__name__}
     sections = {
-        "Functions": {f"radioplat.{name}": path for name, path in public.items()},
+        "Functions and classes": {f"radioplat.{name}": path for name, path in public.items()},
+        "Results": {path: path for path in RESULTS},
         "Code of your own": {path: path for path in EXTENSIONS},
-        "Errors": {f"radioplat.errors.{name}": f"radioplat.errors.{name}" for name in _errors()},
+        "Errors": {_public(name): f"radioplat.errors.{name}" for name in _errors()},
     }
     lines = [f"# Python\n\n{inspect.getdoc(radioplat)}\n"]
     for title, entries in sections.items():
@@ -31,9 +50,9 @@ def python_page() -> str:
     return "\n".join(lines)
 
 
-def _module_of(name: str) -> str:
-    """Return the module of a public name without importing it: torch takes seconds."""
-    return radioplat._MODULES[name]
+def _public(name: str) -> str:
+    """Return the shortest path of a class of errors."""
+    return f"radioplat.{name}" if name in radioplat.__all__ else f"radioplat.errors.{name}"
 
 
 def _errors() -> list[str]:

@@ -191,7 +191,8 @@ def predict(
             ``class_names``, ``scores`` and, of a detector, ``boxes``.
         top_k: classes of a classifier for each image.
         size: as of :func:`embed`. A detector is given the whole image, stretched.
-        batch_size, progress: as of :func:`embed`.
+        batch_size: as of :func:`embed`.
+        progress: as of :func:`embed`.
 
     Returns:
         A :class:`~radioplat.evaluation.inference.infer.Prediction` of each image, in order, without features; one that

@@ -79,14 +79,19 @@ def train(
     """Train ``model.backbone`` on labels: a classifier, or with ``model.detector`` a detector.
 
     Args:
-        spec, overrides, callbacks, progress, say: as for :func:`distill`.
+        spec: as for :func:`distill`, with labels in place of teachers.
+        overrides: as for :func:`distill`.
+        callbacks: as for :func:`distill`.
+        progress: as for :func:`distill`.
+        say: as for :func:`distill`.
 
     Returns:
         The folder of the trained model, the number of steps and the costs. ``radioplat.load_student`` opens a
         classifier; ``radioplat.predict`` and the other tasks take a detector's folder, too.
 
     Raises:
-        RadioplatError, Stopped: as for :func:`distill`.
+        RadioplatError: as for :func:`distill`.
+        Stopped: as for :func:`distill`.
 
     Example:
         >>> result = radioplat.train("labels.yaml", ["dataset.num_classes=10"])

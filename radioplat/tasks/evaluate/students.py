@@ -30,7 +30,7 @@ from radioplat.evaluation.metrics.shared_index import SharedIndex
 from radioplat.evaluation.models.held_out_labels import held_out_labels
 from radioplat.evaluation.models.open_models import TRAINED, OpenModels, open_evaluated, teachers_of, with_teachers
 from radioplat.evaluation.pictures.neighbours_panel import neighbours_panel
-from radioplat.models.student.student import StudentArchitecture
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.models.weights.model_format import has_average
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.teacher import ResolvedTeacher

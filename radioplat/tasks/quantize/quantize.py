@@ -33,7 +33,9 @@ def quantize(
     Args:
         spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
         overrides: ``key=value``, applied to it in order.
-        callbacks, progress, say: for that training; see :func:`radioplat.tasks.distill.distill.distill`.
+        callbacks: of that training, as for :func:`radioplat.tasks.distill.distill.distill`.
+        progress: draw the progress of that training on stderr.
+        say: called with each message for the user.
 
     Returns:
         The quantized (and trained) checkpoint at ``student``, its layers, and the similarity of the features.
