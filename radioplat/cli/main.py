@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = build_parser("radioplat")
     answer_shell(parser)
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return 0
     args = parser.parse_args(argv)
     return guarded(lambda: args.run(with_tao_options(args)))
 

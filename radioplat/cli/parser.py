@@ -226,7 +226,8 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # noqa: ANN001, ANN201 - as argparse has it
         """Parse ``args``; `plan -e SPEC` without a task is `plan auto -e SPEC`."""
         words = list(sys.argv[1:] if args is None else args)
-        if self.default_verb and words and words[0] not in ("-h", "--help") and ("=" in words[0] or words[0][0] == "-"):
+        first = words[0] if words else "--help"
+        if self.default_verb and first not in ("-h", "--help") and ("=" in first or first.startswith("-")):
             words = [self.default_verb, *words]
         return super().parse_known_args(words, namespace)
 

@@ -100,7 +100,8 @@ def _decisions(spec: Spec, student: StudentArchitecture) -> Iterator[Decision]:
     if spec.train.optim.lr is None:
         yield _rate(spec, student, pretrained=bool(paths))
     if spec.train.optim.head_warmup_epochs is None:
-        random = begins and spec.distill.head_fit.enabled is False
+        with_layers = any(teacher.use_head for teacher in spec.distill.teacher)
+        random = begins and with_layers and spec.distill.head_fit.enabled is False
         epochs = min(1.0, spec.train.num_epochs / 2) if random else 0.0
         yield Decision("train.optim.head_warmup_epochs", epochs, "random heads on pretrained weights" if random else "")
 

@@ -145,7 +145,9 @@ def _run_alone(
             names = ("precision", "tf32", "reduction", "threads", "checkpoint_minutes", "keep_last", "max_failures")
             decided = {name: getattr(ran, name) for name in names}
             own = replace(spec, train=replace(spec.train, **decided))
-            mirror_spec(run, folder.write_experiment(to_yaml(run.spec if run.teachers else own)))
+            # That of a whole run stays: its weights were not trained by a spec that was changed since.
+            if start < run.total_steps or not folder.experiment_path.exists():
+                mirror_spec(run, folder.write_experiment(to_yaml(run.spec if run.teachers else own)))
             if start < run.total_steps:
                 with (
                     Follower(folder.status_path, callbacks, run.total_steps, start, task, progress),
@@ -224,6 +226,8 @@ def _first_step(run: Run, folder: TaskFolder, checkpoint: tuple[Path, RunState] 
     changes = folder.spec_changes(to_yaml(run.spec), _with_defaults)
     changed = f"; changed in the spec since: {', '.join(changes)}" if changes else "; the spec is unchanged"
     done, total = state.global_step, run.total_steps
+    if changes and done >= total:
+        changed += "; to train with these, name another results_dir"
     if done >= total:
         return done, f"{folder.path}: {name} has all {total} steps, nothing is left to do{changed}"
     return done, f"{folder.path}: goes on from {name} at step {done} of {total}{changed}"

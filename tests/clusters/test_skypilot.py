@@ -113,6 +113,7 @@ def test_another_node_joins_and_ends_with_the_head(start):
     time.sleep(0.3)
     assert not log.exists() or "start" not in log.read_text(), "the head does not answer yet"
     log.with_name("calls.up").touch()
+    wait_for(log)
     until = time.monotonic() + 20
     while '--address=10.0.0.1:6379 --resources={"radioplat_worker": 4}' not in log.read_text():
         assert time.monotonic() < until

@@ -45,6 +45,7 @@ def test_a_missing_package_is_named_with_its_field_and_its_command(without):
 # A spec's fields, the module that is missing, and the field and the extra that the problem names.
 SPECS = {
     "wandb": (check, {"wandb": {"enable": True}}, "wandb", "wandb.enable", "wandb"),
+    "trackers": (check, {"train": {"trackers": ["wandb"]}}, "wandb", "train.trackers", "wandb"),
     "export": (export_problems, {}, "onnx", "export.format", "onnx"),
     "chained export": (check, {"distill": {"then": ["export"]}}, "onnxruntime", "export.format", "onnx"),
     "chained engine": (check, {"distill": {"then": ["gen_trt_engine"]}}, "onnx", "gen_trt_engine.backend", "onnx"),

@@ -184,7 +184,7 @@ def test_results_on_a_store_are_refused(make_spec, distil, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     spec = make_spec("s3://kept/results")
     assert [p.where for p in plan(load_spec(spec)).problems] == ["results_dir"]
-    with pytest.raises(RadioplatError, match="results_dir: status.json and the ledger need a folder"):
+    with pytest.raises(RadioplatError, match="results_dir: results need a folder"):
         distil(spec)
     assert list(tmp_path.iterdir()) == []
 

@@ -240,8 +240,11 @@ def test_a_fresh_run_says_so(quiet_run):
 
 def test_a_finished_run_has_nothing_to_do(quiet_run, distil, tmp_path):
     shutil.copytree(quiet_run.folder, tmp_path / "distill", symlinks=True)
-    again = distil(quiet_run.file, f"results_dir={tmp_path}", *EVERY_SECOND)
+    before = (tmp_path / "distill" / "experiment.yaml").read_text()
+    again = distil(quiet_run.file, f"results_dir={tmp_path}", "train.optim.weight_decay=0.02", *EVERY_SECOND)
     assert "nothing is left to do" in again.lines[0] and not again.events
+    assert "weight_decay: 0.01 -> 0.02; to train with these, name another results_dir" in again.lines[0]
+    assert (tmp_path / "distill" / "experiment.yaml").read_text() == before, "the spec that the weights are from"
     assert again.result.checkpoint.name == "model_epoch_002" and again.result.global_step == 8
 
 

@@ -156,7 +156,17 @@ def test_other_scripts_are_refused(text, words, tmp_path):
     assert words in str(error.value)
 
 
+def test_values_of_another_kind_are_reported_and_not_used(capfd):
+    words = ["out=o", "data=d", "model=timm/resnet18", "method_args.teacher=dinov2/vitb14-noreg", "num_nodes=two"]
+    words += ["devices=all", "transform_args.random_flip=false", "transform_args.normalize=yes", "loggers.wandb=true"]
+    assert cli.main(["migrate", "lightly", *words]) == 0
+    printed = capfd.readouterr().err
+    assert "num_nodes: a whole number is expected, not 'two'" in printed and "devices: a whole number" in printed
+    for name in ("transform_args.random_flip", "transform_args.normalize", "loggers.wandb"):
+        assert f"{name}: a mapping is expected" in printed
+
+
 def test_nothing_is_taken_without_an_answer():
     """Every name that the code takes is one of LightlyTrain's: a misspelt one would never be found."""
-    taken = set(re.findall(r'work\.(?:take|section)\("(\w+)"', inspect.getsource(module)))
+    taken = set(re.findall(r'work\.(?:take|section|number)\("(\w+)"', inspect.getsource(module)))
     assert taken <= set(ARGUMENTS) and len(taken) > 15

@@ -23,6 +23,7 @@ from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import Precision
+from radioplat.spec.weights.address import is_address
 from radioplat.teachers.base.teacher import check_weights
 from radioplat.training.accounting.folder_versions import check_run
 from radioplat.training.checkpoints.checkpoint import survey
@@ -34,13 +35,15 @@ from radioplat.training.targets.file import problems as file_problems
 def teacher_weights(preflight: Preflight) -> None:
     """Read the weights of each teacher, except those of a named pool that are on other machines.
 
+    Weights that were not fetched are a problem of the spec already.
+
     Raises:
         WeightsError: weights cannot be read or do not fit; names every such teacher.
     """
     problems: list[Problem] = []
     for teacher in preflight.models.teachers if preflight.models else ():
         elsewhere = teacher.service.pool and teacher.weights and not Path(teacher.weights).exists()
-        if teacher.weights and not elsewhere:
+        if teacher.weights and not elsewhere and not is_address(teacher.weights):
             problems += problems_of(check_weights, teacher)
     if problems:
         raise WeightsError(*problems)
@@ -67,8 +70,10 @@ def student_weights(preflight: Preflight) -> None:
     missing_files = [
         Problem(f"no such file: {path}", where) for where, path in paths.items() if path and not Path(path).exists()
     ]
-    if missing_files:
-        raise WeightsError(*missing_files)
+    if problems := [problem for problem in missing_files if not is_address(paths[problem.where])]:
+        raise WeightsError(*problems)
+    if missing_files:  # not fetched
+        return
     if preflight.models is not None:
         architecture = preflight.models.architecture
         if architecture.quantized is not None:

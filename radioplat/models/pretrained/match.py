@@ -69,13 +69,16 @@ def match_heads(student: Student, source: SourceCheckpoint, moving: Collection[t
             head keeps the normalization that it was trained with, if it has the same form, until the run's replaces it.
     """
     result = Match()
-    names = student.head_names
+    names, architecture_of = student.head_names, {head.name: head for head in student.architecture.heads}
     for name in names:
         own = student.heads[name].state_dict()
         for kind in ("summary", "spatial", "logits"):
             group = {k: v for k, v in own.items() if k.startswith(kind)}
             theirs = source.heads.get(name, {}).get(kind)
-            if not group:
+            if architecture_of[name].identity and kind != "logits":
+                if any(k.startswith(f"{kind}.") for k in theirs or {}):
+                    result.notes.append(f"head {name}.{kind} is left out: use_head is false")
+            elif not group:
                 if theirs:
                     result.notes.append(f"head {name}.{kind} is left out: no loss wants it")
             elif theirs is None or (why := _unlike(group, theirs, f"{kind}.")):

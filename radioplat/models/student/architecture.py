@@ -83,8 +83,9 @@ class StudentArchitecture:
         """Return JSON text; :meth:`from_json` is the inverse."""
         raw = asdict(self)
         for head in raw["heads"]:
-            if not head["text_tower"]:
-                del head["text_tower"]  # as in files from before this field
+            for later in ("text_tower", "identity"):  # without a value as in files from before these fields
+                if not head[later]:
+                    del head[later]
         return json.dumps(raw, sort_keys=True)
 
     @classmethod

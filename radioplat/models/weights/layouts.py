@@ -15,7 +15,7 @@ from radioplat.models.backbones.names import VIT_SIZES
 from radioplat.models.weights.downstream import find_downstream
 from radioplat.models.weights.radio_layout import fold_spectral, is_radio, under_prefix
 from radioplat.models.weights.read import Contents, read_checkpoint, require_finite
-from radioplat.models.weights.timm_filter import timm_types
+from radioplat.models.weights.timm_filter import renamed_efficientnet, timm_types
 
 # Patterns of tensor names that identify a layout; the first match counts.
 _MARKS = (
@@ -131,6 +131,10 @@ def _look(path: Path, contents: Contents) -> tuple[Inspection, dict[str, torch.T
             notes.append("the .pth also says which class token is whose; a converted file does not")
         layout, types = "RADIO (NVlabs)", ["radio"]
         return _report(path, layout, types, {}, dropped, original, notes), folded
+    if efficientnet := renamed_efficientnet(tensors):
+        name, named = efficientnet
+        renamed = dict(zip(tensors, named, strict=False))
+        return _report(path, "EfficientNet-PyTorch", [name], renamed, {}, original, notes), named
     downstream = find_downstream(tensors, contents.metadata.get("tao_model", ""))
     if downstream:
         dropped = dict.fromkeys(downstream.others, "not the backbone's")

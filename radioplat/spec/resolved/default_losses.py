@@ -34,7 +34,8 @@ def kept_losses(spec: Spec, earlier: Spec) -> Iterator[tuple[str, Any]]:
         return
     for i, (config, before) in enumerate(zip(spec.distill.teacher, earlier.distill.teacher, strict=True)):
         where, had = f"distill.teacher[{i}]", before.loss_type or earlier.distill.loss_type
-        if config.mode is None and spec.distill.mode is Mode.auto:
+        common = spec.distill.mode
+        if config.mode is None and (common is Mode.auto or common is before.mode):
             yield f"{where}.mode", before.mode or earlier.distill.mode
         if config.loss_type is None and spec.distill.loss_type is None and had is not None:
             yield f"{where}.loss_type", had

@@ -14,6 +14,13 @@ def is_remote(path: str) -> bool:
     return path.startswith(SCHEMES)
 
 
+def results_problems(path: str, field: str) -> Iterator[Problem]:
+    """Yield a problem if ``path``, the value of ``field``, is on an object store: results need a folder."""
+    if "://" in path:
+        hint = "Name a folder; train.checkpoint_dir may be on an object store, and outlives the machine."
+        yield Problem("results need a folder, not an object store: records are appended to", field, hint)
+
+
 def storage_problems(folder: str, where: str) -> Iterator[Problem]:
     """Yield a problem if ``folder``, the value of field ``where``, has a scheme other than :data:`SCHEMES`."""
     if "://" in folder and not is_remote(folder):

@@ -70,11 +70,26 @@ class _Migration:
 
     def section(self, name: str) -> dict[str, Any]:
         """Remove an argument that is a mapping, and return it; anything else is reported."""
-        value = self.take(name, {})
+        return self.mapping(name, self.take(name, {}))
+
+    def mapping(self, name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Return a value that is a mapping; anything else is reported."""
         if isinstance(value, dict):
             return value
         self.note(name, f"a mapping is expected, not {value!r}")
         return {}
+
+    def number(self, name: str, default: int) -> int:
+        """Remove an argument that is a whole number, and return it; anything else is reported."""
+        return self.whole(name, self.take(name, default), default)
+
+    def whole(self, name: str, value: Any, default: int) -> int:  # noqa: ANN401
+        """Return a value that is a whole number; anything else is reported."""
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            self.note(name, f"a whole number is expected, not {value!r}")
+            return default
 
     def leave(self, name: str, section: dict[str, Any], reason: str) -> None:
         """Report each field that is left in a mapping."""
@@ -185,9 +200,13 @@ def _length_and_size(work: _Migration) -> None:
         work.note("epochs", "LightlyTrain chooses it by the number of images; here train.num_epochs is 10 unless set")
     else:
         work.put("train.num_epochs", epochs)
-    devices, nodes = work.take("devices"), int(work.take("num_nodes", 1))
+    devices, nodes = work.take("devices"), work.number("num_nodes", 1)
     if isinstance(devices, str):
-        devices = [part for part in devices.split(",") if part.strip()] if "," in devices else int(devices)
+        devices = (
+            [part for part in devices.split(",") if part.strip()]
+            if "," in devices
+            else work.whole("devices", devices, 1)
+        )
     if isinstance(devices, list) or devices == -1:
         work.note("devices", "train.num_gpus is a number; the cluster, or CUDA_VISIBLE_DEVICES, chooses the devices")
     count = len(devices) if isinstance(devices, list) else devices if devices and devices > 0 else None
@@ -196,7 +215,7 @@ def _length_and_size(work: _Migration) -> None:
     work.put("train.num_gpus", count)
     work.put("train.num_nodes", nodes if nodes > 1 else None)
     workers = (count or 1) * nodes
-    batch, steps = int(work.take("batch_size", 128)), int(work.take("gradient_accumulation_steps", 1))
+    batch, steps = work.number("batch_size", 128), work.number("gradient_accumulation_steps", 1)
     work.put("dataset.batch_size", max(1, batch // workers))
     work.put("train.global_batch_size", max(1, batch // workers) * workers * steps)
     if batch % workers:
@@ -247,6 +266,7 @@ def _transforms(work: _Migration) -> None:
         if crop is None:
             work.put(f"{path}.random_crop.enable", False)
         else:
+            crop = work.mapping("transform_args.random_resize", crop)
             scale = [crop.pop("min_scale", 0.14), crop.pop("max_scale", 1.0)]
             work.put(f"{path}.random_crop.scale_range", scale)
             work.leave("transform_args.random_resize", crop, "see dataset.augmentation.random_crop")
@@ -255,6 +275,7 @@ def _transforms(work: _Migration) -> None:
         if flip is None:
             work.put(f"{path}.random_flip.enable", False)
         else:
+            flip = work.mapping("transform_args.random_flip", flip)
             for key, field in (
                 ("horizontal_prob", "hflip_probability"),
                 ("horizonal_prob", "hflip_probability"),
@@ -262,7 +283,7 @@ def _transforms(work: _Migration) -> None:
             ):
                 work.put(f"{path}.random_flip.{field}", flip.pop(key, None))
             work.leave("transform_args.random_flip", flip, "see dataset.augmentation.random_flip")
-    normalize = arguments.pop("normalize", None) or {}
+    normalize = work.mapping("transform_args.normalize", arguments.pop("normalize", None) or {})
     for key in ("mean", "std"):
         value = normalize.pop(key, None)
         work.put(f"{path}.{key}", list(value) if value else None)
@@ -273,10 +294,11 @@ def _transforms(work: _Migration) -> None:
 def _loggers(work: _Migration) -> None:
     given = work.section("loggers")
     trackers = [] if "tensorboard" in given and given["tensorboard"] is None else ["tensorboard"]
-    board = given.pop("tensorboard", None) or {}
+    board = work.mapping("loggers.tensorboard", given.pop("tensorboard", None) or {})
     work.leave("loggers.tensorboard", board, "event files are in the task's folder")
     if (settings := given.pop("wandb", None)) is not None:
         trackers.append("wandb")
+        settings = work.mapping("loggers.wandb", settings)
         for key, field in (("project", "project"), ("name", "name"), ("entity", "entity"), ("id", "id")):
             work.put(f"wandb.{field}", settings.pop(key, None))
         if settings.pop("offline", False):

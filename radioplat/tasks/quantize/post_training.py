@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 
+from radioplat.common.imports import require_extra
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
 from radioplat.models.vision_model import VisionModel, open_model
-from radioplat.spec.checks.tasks.quantize import replaced_backend
+from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, replaced_backend
 from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.calibration_images import calibration_images
@@ -92,6 +93,8 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
 
 
 def _quantize_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
+    require_extra("quantize", f"backend {ONNX_BACKEND}", "quantize.backend")
+    require_extra("onnx", f"backend {ONNX_BACKEND}", "quantize.backend")
     from radioplat.tasks.quantize.onnx_file import quantize_file  # imports onnx
 
     return quantize_file(spec, folder)

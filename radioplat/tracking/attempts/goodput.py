@@ -151,6 +151,8 @@ def count(lines: Iterable[Mapping[str, Any]]) -> Goodput:
     """Compute the totals of lines; restarts have no cause yet."""
     result, lines = Goodput(), list(lines)
     sessions = _sessions(lines)
+    while len(sessions) > 1 and not sessions[-1].attempts:  # there was nothing left to do, or the start was refused
+        sessions.pop()
     attempts = [attempt for session in sessions for attempt in session.attempts]
     for attempt, following in zip_longest(attempts, attempts[1:]):
         attempt.keep_up_to(None if following is None else following.first_step)

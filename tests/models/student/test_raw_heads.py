@@ -144,3 +144,15 @@ def test_a_student_without_layers_in_a_head_starts_from_its_own_file(radio_stude
     spec = load_spec(None, [f"{MODEL}={tmp_path / 't.safetensors'}"])
     assert any("clip" in note for note in start_notes(spec, before)), "the layers of the file's head are not used"
     assert torch.equal(start_student(spec, before).heads["clip"](features).summary, features.summary)
+
+
+def test_nothing_is_missing_for_a_head_without_layers(radio_student, tmp_path):
+    student = radio_student(heads=())
+    save_one_file(student, tmp_path / "s.safetensors", {})
+    heads = (HeadArchitecture("clip", 32, 32, raw_kinds=("summary", "spatial"), identity=True),)
+    spec = load_spec(None, [f"{MODEL}={tmp_path / 's.safetensors'}", "train.pretrained_strict=true"])
+    assert start_notes(spec, dataclasses.replace(student.architecture, heads=heads)) == []
+
+
+def test_files_without_such_a_head_are_as_before_there_was_one(radio_student):
+    assert "identity" not in radio_student().architecture.to_json()

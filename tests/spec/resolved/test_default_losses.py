@@ -60,6 +60,12 @@ def test_named_losses_are_those_that_were_open(overrides):
     assert trained(with_fields(settled, kept_losses(settled, settled))) == trained(spec)
 
 
+def test_the_mode_of_all_teachers_is_kept_as_it_was_written_to_each():
+    spec = spec_of("distill.mode=combo")
+    settled = with_fields(spec, open_losses(spec))
+    assert (f"{T}.mode", settled.distill.teacher[0].mode) in list(kept_losses(spec, settled))
+
+
 def test_a_run_that_began_with_other_defaults_keeps_them():
     earlier = spec_of("distill.loss_type=KL", f"{T}.summary_loss_type=CE")  # as written by earlier versions
     spec = spec_of()

@@ -91,6 +91,10 @@ def test_a_pause_between_two_starts_is_not_wall_time():
     assert found.replayed == 10
 
 
+def test_a_start_with_nothing_left_to_do_changes_no_figure_of_the_run():
+    assert count([*BEATEN, run(900), end(930), run(1000), end(1013)]) == count(BEATEN)
+
+
 def test_an_attempt_that_came_to_no_step_belongs_to_the_way_back():
     lines = [*BEATEN[:4], begin(28, 2, 4), *({**line, "attempt": 3} for line in BEATEN[4:6]), BEATEN[6]]
     found = count(lines)

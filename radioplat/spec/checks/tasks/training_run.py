@@ -276,11 +276,12 @@ def _unavailable(spec: Spec) -> Iterator[Problem]:
 
 
 def _wandb(spec: Spec) -> Iterator[Problem]:
-    if spec.wandb.enable:
-        yield from missing_extra("wandb", "Weights & Biases", "wandb.enable", instead="Or set wandb.enable=false.")
+    if spec.tracked_by(Tracker.wandb):
+        where, off = ("wandb.enable", "false") if spec.train.trackers is None else ("train.trackers", "[]")
+        yield from missing_extra("wandb", "Weights & Biases", where, instead=f"Or set {where}={off}.")
     config, modes = spec.wandb, ("online", "offline", "disabled")
     if config.sync_tensorboard and not spec.tracked_by(Tracker.tensorboard):
-        hint = "Set train.trackers=[wandb, tensorboard]."
+        hint = "Set train.trackers=[wandb,tensorboard]."
         yield Problem("the run writes no event files", "wandb.sync_tensorboard", hint)
     if config.mode is not None and config.mode not in modes:
         yield Problem(f"must be one of {', '.join(modes)}, not {config.mode!r}", "wandb.mode")

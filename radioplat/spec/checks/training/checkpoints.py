@@ -7,16 +7,14 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.checks.unused_fields import unused_fields
-from radioplat.spec.resolved.paths import storage_problems
+from radioplat.spec.resolved.paths import results_problems, storage_problems
 from radioplat.spec.schema.root import Spec
 
 
 def checkpoint_problems(spec: Spec) -> Iterator[Problem]:
     """Yield problems of ``results_dir``, ``train.keep_*`` and ``checkpoint_dir``."""
     train = spec.train
-    if "://" in spec.results_dir:
-        hint = "Name a folder, and copy checkpoints to the store with train.checkpoint_dir."
-        yield Problem("status.json and the ledger need a folder, not an object store", "results_dir", hint)
+    yield from results_problems(spec.results_dir, "results_dir")
     if train.keep_last is None:
         hint, message = "Set train.keep_last to at least 1.", "all checkpoints are kept without train.keep_last"
         yield from unused_fields(train, ("keep_best", "keep_every"), "train", message, hint)

@@ -19,6 +19,9 @@ def optimizer_problems(spec: Spec) -> Iterator[Problem]:
     if (optim.head_warmup_epochs or 0) >= spec.train.num_epochs:
         hint = "To train heads alone, set model.backbone.freeze_backbone."
         yield Problem("the backbone would never be trained", "train.optim.head_warmup_epochs", hint)
+    elif optim.head_warmup_epochs and spec.distill.teacher and not any(t.use_head for t in spec.distill.teacher):
+        hint = "Set it to 0: with use_head: false nothing but the backbone is trained."
+        yield Problem("no teacher has a head", "train.optim.head_warmup_epochs", hint)
     yield from _regularizer(spec)
     yield from _ema(spec)
 
