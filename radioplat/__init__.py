@@ -1,6 +1,6 @@
 """radioplat: distil one vision student from several frozen foundation models, on Ray.
 
-Every task is a function of this module, with the arguments of its command: a spec (a YAML file, a mapping, or what
+Tasks are functions of this module, with the arguments of their commands: a spec (a YAML file, a mapping, or what
 ``load_spec`` returns) and overrides ``["train.num_epochs=2"]``. It returns a dataclass, or raises a ``RadioplatError``
 that names the field and the remedy. ``load_student`` opens a student; ``embed`` and ``predict`` use a model on images.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,19 @@ def read_spec(args: argparse.Namespace) -> Spec:
     from radioplat.spec.loading.load import load_spec
 
     return load_spec(args.spec, args.overrides)
+
+
+def say_next(args: argparse.Namespace, task: str) -> None:
+    """Print the command that usually follows, with the same spec and overrides."""
+    from radioplat.common import terminal
+
+    terminal.say(f"next: {shlex.join(['radioplat', task, *(['-e', args.spec] if args.spec else []), *args.overrides])}")
+
+
+def say_next_of_run(args: argparse.Namespace, spec: Spec) -> None:
+    """Print the command that follows a training: the evaluation if there are held-out images."""
+    held_out = spec.dataset.val_dataset
+    say_next(args, "evaluate" if held_out.tar_data_sources or held_out.images_dir else "export")
 
 
 def existing(path: str, hint: str) -> str:

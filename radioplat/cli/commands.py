@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from radioplat.cli.arguments import RUN, existing, read_spec
+from radioplat.cli.arguments import RUN, existing, read_spec, say_next, say_next_of_run
 from radioplat.common import terminal
 
 AUTO = "auto"  # `plan auto`: the task that the spec describes
@@ -23,6 +23,7 @@ def distill(args: argparse.Namespace) -> None:
     from radioplat.tasks.distill.show import show
 
     show(run(spec, progress=True))
+    say_next_of_run(args, spec)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -32,6 +33,7 @@ def train(args: argparse.Namespace) -> None:
     from radioplat.tasks.distill.show import show
 
     show(run(spec, progress=True))
+    say_next_of_run(args, spec)
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -41,6 +43,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from radioplat.tasks.evaluate.show import show
 
     show(run(spec))
+    say_next(args, "export")
 
 
 def inference(args: argparse.Namespace) -> None:
@@ -61,6 +64,8 @@ def export(args: argparse.Namespace) -> None:
     from radioplat.tasks.export.show import show_export
 
     show_export(run(spec))
+    if spec.export.format.value == "onnx":
+        say_next(args, "gen_trt_engine")
 
 
 def gen_trt_engine(args: argparse.Namespace) -> None:
@@ -144,7 +149,12 @@ def plan(args: argparse.Namespace) -> int:
     from radioplat.tasks.plan.show import show
 
     task = None if args.verb == AUTO else args.verb
-    return 0 if show(run(spec, task=task, space=getattr(args, "space", None))) else 1
+    can_start = show(run(spec, task=task, space=getattr(args, "space", None)))
+    if can_start and task in (None, "distill"):
+        from radioplat.tasks.plan.next_task import next_task
+
+        say_next(args, task or next_task(spec)[0])
+    return 0 if can_start else 1
 
 
 def index(args: argparse.Namespace) -> None:

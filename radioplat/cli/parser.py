@@ -238,6 +238,12 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
+_START = (
+    "To begin: `radioplat init DIR` writes specs to start from; then plan, distill, evaluate, export. "
+    "`radioplat explain FIELD` and `radioplat default_specs` describe the fields of a spec."
+)
+
+
 def build_parser(
     program: str,
     tasks: Mapping[str, Command] = TASKS,
@@ -245,7 +251,7 @@ def build_parser(
 ) -> argparse.ArgumentParser:
     """Return the parser of ``program``; parsed arguments have the command's function as ``run``."""
     description = str(sys.modules["radioplat"].__doc__).partition("\n")[0]
-    parser = _Parser(program, description=description, epilog="All fields of a spec: radioplat default_specs.")
+    parser = _Parser(program, description=description, epilog=_START)
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="task", required=True, metavar="task")
     for name, command in tasks.items():
