@@ -137,7 +137,7 @@ def test_a_results_folder_that_cannot_be(home, tmp_path):
     (problem,) = plan(spec_of(home, tmp_path / "file" / "results"), task="gen_trt_engine").problems
     assert problem.where == "results_dir" and "is a file" in problem.message
     (problem,) = plan(spec_of(home, "s3://bucket/results"), task="gen_trt_engine").problems
-    assert problem.where == "results_dir" and "no folder" in problem.message
+    assert problem.where == "results_dir" and "need a folder" in problem.message
 
 
 def test_retraining_is_planned_too(home, tmp_path):
