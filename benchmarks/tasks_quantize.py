@@ -111,4 +111,4 @@ def _spec(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
 
 def _quantized(spec: dict[str, Any], checkpoint: Path, folder: Path, *overrides: str) -> Path:
     where = [f"results_dir={folder}", f"quantize.checkpoint={checkpoint}", "quantize.calibration_batches=16"]
-    return quantize(spec, (*where, *overrides), say=lambda line: None).result
+    return quantize(spec, (*where, *overrides), say=lambda line: None).student

@@ -143,7 +143,7 @@ def test_spec_files_that_are_none(radioplat, tmp_path):
 
 
 def test_wrong_command_lines(radioplat):
-    for arguments in ((), ("distil",), ("plan",), ("plan", "-e")):
+    for arguments in (("distil",), ("plan",), ("plan", "-e")):
         status, _, err = radioplat(*arguments)
         assert status == 2 and "usage: radioplat" in err
 

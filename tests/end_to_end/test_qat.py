@@ -40,34 +40,34 @@ def report(quiet_run, asked):
 
 
 def test_its_scales_have_learned(report, asked):
-    before, after = (quantizers(radioplat.load_student(path)) for path in (report.path, report.result))
-    assert report.result.parent == asked[1] / "qat" and report.trained.global_step == 4
+    before, after = (quantizers(radioplat.load_student(path)) for path in (report.path, report.student))
+    assert report.student.parent == asked[1] / "qat" and report.trained.global_step == 4
     assert before.keys() == after.keys() and len(after) == 18
     moved = [name for name in after if not torch.equal(before[name].scale, after[name].scale)]
     assert len(moved) > 9 and all(q.scale.dtype is torch.float32 and (q.scale > 0).all() for q in after.values())
 
 
 def test_each_validation_judges_what_it_becomes(report):
-    lines = [line for line in read_status(report.result.parent / "status.json") if "validation" in line["message"]]
+    lines = [line for line in read_status(report.student.parent / "status.json") if "validation" in line["message"]]
     assert len(lines) == 1 and "the converted model is " in lines[0]["message"]
     kpi = lines[0]["kpi"]
     for name in ("knn/top1", "fidelity/lite0/summary", "fidelity/lite0/spatial", "fidelity/vit/spatial"):
         assert kpi[f"converted/{name}"] == pytest.approx(kpi[name], abs=0.15)
     assert kpi["converted/likeness/spatial"] > 0.9
-    assert json.loads((report.result / "validation.json").read_text()) == kpi
+    assert json.loads((report.student / "validation.json").read_text()) == kpi
 
 
 @pytest.mark.proof
 def test_the_same_command_goes_on_bit_for_bit(report, asked, quiet_run):
-    whole = radioplat.load_student(report.result).state_dict()
-    half = report.result.with_name("model_epoch_000_step_00002")
-    shutil.rmtree(report.result)
+    whole = radioplat.load_student(report.student).state_dict()
+    half = report.student.with_name("model_epoch_000_step_00002")
+    shutil.rmtree(report.student)
     lines: list[str] = []
     again = quantize(quiet_run.file, asked[0], say=lines.append)
     assert any(line.endswith("quantized already") for line in lines)
     assert any(f"goes on from {half.name} at step 2 of 4" in line for line in lines)
-    later = radioplat.load_student(again.result).state_dict()
-    assert again.result == report.result and all(torch.equal(whole[k], later[k]) for k in whole)
+    later = radioplat.load_student(again.student).state_dict()
+    assert again.student == report.student and all(torch.equal(whole[k], later[k]) for k in whole)
     with pytest.raises(SpecError, match="quantize.algorithm: it has changed since the training"):
         quantize(quiet_run.file, [*asked[0], "quantize.algorithm=percentile"], say=lambda line: None)
 

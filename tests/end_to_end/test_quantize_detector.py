@@ -88,7 +88,7 @@ def test_qat_is_both_and_goes_on(spec, taught, tmp_path):
     told: list[str] = []
     report = quantize(spec, asked, say=told.append)
     assert any("decoder_from_teacher is left out" in line for line in told) is taught
-    trained = load_detector(report.result)
+    trained = load_detector(report.student)
     assert report.trained.global_step == 1 and trained.architecture.quantized is not None
     said: list[str] = []
     assert quantize(spec, [*asked[:-1], "quantize.qat.max_steps=2"], say=said.append).trained.resumed_from == 1
