@@ -150,7 +150,7 @@ def plan(args: argparse.Namespace) -> int:
 
     task = None if args.verb == AUTO else args.verb
     can_start = show(run(spec, task=task, space=getattr(args, "space", None)))
-    if can_start and task in (None, "distill"):
+    if can_start and not getattr(args, "space", None):
         from radioplat.tasks.plan.next_task import next_task
 
         say_next(args, task or next_task(spec)[0])

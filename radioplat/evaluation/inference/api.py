@@ -231,7 +231,7 @@ def _mode_of(model: Model) -> Iterator[None]:
 def _opened(model: Model, size: int | None) -> InferenceModel:
     if size is not None and size < 1:
         raise RadioplatError(f"must be at least 1, not {size}", where="size")
-    if not isinstance(model, (str, os.PathLike, Student, Detector)):
+    if not isinstance(model, (str, os.PathLike)) and not hasattr(model, "model_kind"):
         hint = "Give a path, or what radioplat.load_student returned."
         raise RadioplatError(f"this is a {type(model).__name__}, not a model", where="model", hint=hint)
     if not isinstance(model, (str, os.PathLike)):

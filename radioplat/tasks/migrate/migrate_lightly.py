@@ -242,7 +242,7 @@ def _optimizer(work: _Migration) -> None:
         work.put(f"train.optim.{field}", arguments.pop(field, None))
     betas = arguments.pop("betas", None)
     work.put("train.optim.betas", list(betas) if betas else None)
-    if "train" in work.spec and "lr" in work.spec["train"].get("optim", {}):
+    if "lr" in work.spec.get("train", {}).get("optim", {}):
         work.note("optim_args.lr", "LightlyTrain multiplies it by sqrt(batch size / 1536); here it is the rate itself")
     work.leave("optim_args", arguments, f"train.optim has no such setting of {name}")
 

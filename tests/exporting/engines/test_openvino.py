@@ -14,12 +14,15 @@ from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
+from tests.helpers.int8_units import needs_int8_units
 
 pytest.importorskip("openvino", reason="the `openvino` extra is not installed")
 BACKEND = EngineBackend.openvino
 
 
-@pytest.mark.parametrize(("name", "data_type"), [("conv_file", "fp32"), ("conv_int8", "int8")])
+@pytest.mark.parametrize(
+    ("name", "data_type"), [("conv_file", "fp32"), pytest.param("conv_int8", "int8", marks=needs_int8_units)]
+)
 def test_it_computes_what_the_file_says(name, data_type, tmp_path, request):
     file = request.getfixturevalue(name)
     report = build_engine(file, tmp_path / "a.engine", TensorRTConfig(data_type=data_type), backend=BACKEND)

@@ -15,6 +15,7 @@ from radioplat.exporting.deploy.cpu_int8 import quantize_for_cpu
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.export import CpuQuantization, CpuTarget
+from tests.helpers.int8_units import HAS_INT8_UNITS
 
 from .conftest import CNN, SIZE
 
@@ -38,7 +39,9 @@ def test_types_and_bits_are_those_of_the_cpu(target, floats, batches, tmp_path, 
         report = quantize_for_cpu(floats, tmp_path / "int8.onnx", CpuQuantization.static, target, batches)
     assert not caplog.records
     assert report.layers == report.quantized == 15 and report.images == 4 and report.target == target.value
-    assert report.cosine > 0.999 and report.bytes < 0.4 * report.fp32_bytes
+    assert report.bytes < 0.4 * report.fp32_bytes
+    if target is CpuTarget.x86 or HAS_INT8_UNITS:
+        assert report.cosine > 0.999
     model = onnx.load(report.path)
     tensors = {t.name: t for t in model.graph.initializer}
     weights = [t for t in tensors.values() if t.data_type == TensorProto.INT8 and len(t.dims) == 4]
