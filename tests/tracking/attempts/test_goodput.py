@@ -146,6 +146,8 @@ def test_the_parts_add_up_to_the_wall_time_and_none_is_negative(lines):
 
 def _sessions(lines):
     starts = [i for i, line in enumerate(lines) if line["event"] == "run"]
+    while len(starts) > 1 and all(line["event"] != "begin" for line in lines[starts[-1] :]):
+        lines = lines[: starts.pop()]  # a last start with nothing to do
     for i, j in zip(starts, [*starts[1:], len(lines)], strict=True):
         yield lines[i]["time"], lines[j - 1]["time"]
 
