@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -55,10 +56,8 @@ def job(clusters, environment):
         assert time.monotonic() < until and process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     yield process, log
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

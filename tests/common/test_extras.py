@@ -8,11 +8,12 @@ import pytest
 
 from radioplat.cli.main import guarded
 from radioplat.common.imports import EXTRAS, missing_extra, missing_module, require_extra
-from radioplat.errors import SpecError
+from radioplat.errors import SpecError, problems_of
 from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.compress.compress import checked_groups
 from radioplat.tasks.tune.space import load_space
 
 
@@ -63,6 +64,13 @@ SPECS = {
         "evaluate.models[0].path",
         "onnx",
     ),
+    "engine of a chain": (
+        lambda spec: problems_of(checked_groups, spec),
+        {"compress": {"stages": ["export", "engine"], "checkpoint": "s"}, "gen_trt_engine": {"backend": "openvino"}},
+        "openvino",
+        "gen_trt_engine.backend",
+        "openvino",
+    ),
     "detector": (check, {"model": {"task": "detection"}}, "transformers", "model.task", "hf"),
     "mAP": (check, {"model": {"task": "detection"}}, "pycocotools", "model.task", "detect"),
     "latency": (prune_problems, {"prune": {"budget": {"latency": 0.5}}}, "onnx", "prune.budget.latency", "onnx"),
@@ -99,6 +107,19 @@ def test_a_sweep_names_its_algorithm(without):
     load_space(space)
     without("optuna")
     with pytest.raises(SpecError, match=r"search.algorithm: .*optuna.*pip install 'radioplat\[tune\]'"):
+        load_space(space)
+
+
+def test_a_sweep_by_latency_names_the_package_of_engines(without):
+    space = {
+        "task": "prune",
+        "objectives": [{"metric": "latency", "mode": "min"}],
+        "budget": {"trials": 4},
+        "parameters": {"prune.amount": {"uniform": [0.1, 0.5]}},
+    }
+    load_space(space)
+    without("onnxruntime")
+    with pytest.raises(SpecError, match=r"objectives\[0\].metric: .*onnxruntime.*pip install 'radioplat\[onnx\]'"):
         load_space(space)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from radioplat.errors import Problem
 from radioplat.models.vision_model import open_architecture
+from radioplat.spec.checks.tasks.engine import engine_packages
 from radioplat.spec.checks.tasks.export import export_problems
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.checks.tasks.prune import prune_problems
@@ -221,6 +222,7 @@ STAGES: dict[Stage, StageDefinition] = {
         depends_on=("gen_trt_engine",),
         product=Product.engine,
         reads=(Product.onnx,),
+        problems=engine_packages,
         misplaced=_engine_misplaced,
         place=_read_onnx,
         outputs=_engine_outputs,

@@ -214,6 +214,8 @@ def _problems(space: TuneSpace) -> Iterator[Problem]:
         elif not known and not IMPORT_PATH.fullmatch(objective.metric):
             hint = f"One of {', '.join((*MEASURED, *COSTS))}, or your own as package.module:name."
             yield Problem(f"{objective.metric!r} is not known", f"objectives[{i}].metric", hint)
+        elif objective.metric == "latency":
+            yield from missing_extra("onnx", "latency, of an engine,", f"objectives[{i}].metric")
     if len(space.modes) < len(space.objectives):
         yield Problem("a metric is named twice", "objectives")
     yield from range_problems(space)
