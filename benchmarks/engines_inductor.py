@@ -1,12 +1,14 @@
 """Is a vision transformer in INT8 or FP8 faster than in bf16 on this GPU, compiled by inductor?
 
-``python -m benchmarks.engines_inductor [--models vit_small vit_large] [--batches 1 8 64] [--out FILE]``. TensorRT for
-RTX has no kernels for data-centre GPUs (SM90), so inductor stands in: a student is quantized as ``radioplat quantize``
-does it, and its linear layers multiply in the format, with the student's own weights and scales (``torch._int_mm``,
-``torch._scaled_mm``); all else is bf16. torchao's own INT8 and FP8 (a scale for each token, which it computes while it
-runs) take turns with them on the same weights. The blocks of every side are compiled (``max-autotune``), and each is
-timed by radioplat's own method, CUDA events around a CUDA graph; triton's ``do_bench_cudagraph``, a clock that is not
-radioplat's, times bf16 and INT8 too. On a CPU a tiny model runs, to test the code: those figures say nothing of a GPU.
+``python -m benchmarks.engines_inductor [--models vit_small vit_large] [--batches 1 8 64] [--autotune] [--out FILE]``.
+TensorRT for RTX has no kernels for data-centre GPUs (SM90), so inductor stands in: a student is quantized as
+``radioplat quantize`` does it, and its linear layers multiply in the format, with the student's own weights and
+scales (``torch._int_mm``, ``torch._scaled_mm``); all else is bf16. torchao's own INT8 and FP8 (a scale for each
+token, which it computes while it runs) take turns with them on the same weights. The blocks of every side are
+compiled. The products are those of cuBLAS; with ``--autotune`` triton's take part (``max-autotune``), and the INT8
+ones scale their results before they write them: minutes for each side. Each side is timed by radioplat's own method,
+CUDA events around a CUDA graph; triton's ``do_bench_cudagraph``, a clock that is not radioplat's, times bf16 and INT8
+too. On a CPU a tiny model runs, to test the code: those figures say nothing of a GPU.
 
 The last line on stdout is one JSON object: by model and batch size the medians in milliseconds by side, ``cosine`` of
 each side's features with fp32's, ``int8_over_bf16`` and ``fp8_over_bf16`` (how many times as fast as bf16), and
@@ -30,7 +32,8 @@ from torch import nn
 
 from benchmarks.engines_sides import make_images
 from radioplat.compression.quantization.quantize_model import quantize_model
-from radioplat.exporting.engines.latency import measure_in_turn, timer
+from radioplat.exporting.engines.latency import timer
+from radioplat.exporting.latency import measure_in_turn
 from radioplat.exporting.onnx.flat_student import FlatStudent
 from radioplat.models.quantized.layers import QuantizedLinear
 from radioplat.models.quantized.quantizer import quantizers
@@ -50,6 +53,8 @@ Call = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
 class Int8Linear(nn.Module):
     """A quantized linear layer that multiplies INT8 by INT8: ``x [..., in]`` bf16 to ``[..., out]`` bf16."""
+
+    fp32 = ("inverse",)
 
     def __init__(self, layer: QuantizedLinear) -> None:
         super().__init__()
@@ -71,21 +76,24 @@ class Int8Linear(nn.Module):
 class Fp8Linear(nn.Module):
     """A quantized linear layer that multiplies FP8 (e4m3) by FP8: ``x [..., in]`` bf16 to ``[..., out]`` bf16."""
 
+    fp32 = ("inverse", "step", "scale")
+
     def __init__(self, layer: QuantizedLinear) -> None:
         super().__init__()
         step, weights = layer.input_quantizer.settled_scale(), layer.weight_quantizer.settled_scale()
         self.register_buffer("weight", (layer.weight / weights[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn))
         self.register_buffer("inverse", (1 / step).reshape(()))
-        self.register_buffer("one", torch.ones(()))
-        self.register_buffer("scale", (step * weights).bfloat16())
+        self.register_buffer("step", step.reshape(1, 1).float())
+        self.register_buffer("scale", weights.reshape(1, -1).float())
         self.register_buffer("bias", layer.bias.detach().bfloat16())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Round, multiply, scale, add."""
+        """Round, multiply, scale, add; the last three in one kernel."""
         rounded = (x.float() * self.inverse).clamp(-448, 448).to(torch.float8_e4m3fn)
         rows = rounded.reshape(-1, rounded.shape[-1])
-        found = torch._scaled_mm(rows, self.weight.t(), self.one, self.one, out_dtype=torch.bfloat16)
-        return (found * self.scale + self.bias).reshape(*x.shape[:-1], -1)
+        steps = self.step.expand(len(rows), 1).contiguous()
+        found = torch._scaled_mm(rows, self.weight.t(), steps, self.scale, self.bias, out_dtype=torch.bfloat16)
+        return found.reshape(*x.shape[:-1], -1)
 
 
 def main() -> None:
@@ -98,6 +106,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64] if gpu else [1, 2])
     parser.add_argument("--seconds", type=float, default=1.0, help="of a side at a batch size")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds, after which no side is compiled")
+    parser.add_argument("--autotune", action="store_true", help="choose among triton's kernels for each product")
     parser.add_argument("--out", type=Path, help="file for the JSON, written after each batch size")
     given = parser.parse_args()
     device = "cuda" if gpu else "cpu"
@@ -105,7 +114,7 @@ def main() -> None:
     end = time.monotonic() + given.limit
     for name in given.models:
         begin = time.monotonic()
-        for figures in measure(MODELS[name], device, given.batches, given.seconds, end):
+        for figures in measure(MODELS[name], device, given, end):
             found[name] = {**figures, "seconds": round(time.monotonic() - begin, 1)}
             if given.out:
                 given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -114,26 +123,25 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(
-    architecture: StudentArchitecture, device: str, batches: list[int], seconds: float, end: float
+    architecture: StudentArchitecture, device: str, given: argparse.Namespace, end: float
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of one model after each side at each batch size; after ``end`` (monotonic) none is compiled."""
-    torch._inductor.config.force_fuse_int_mm_with_mul = True
+    torch._inductor.config.force_fuse_int_mm_with_mul = given.autotune
     torch._dynamo.config.recompile_limit = 32  # of a block: each side is one more
     torch.manual_seed(0)
     student = Student(architecture).eval()
-    images = make_images(architecture.img_size, held_out=True, each=-(-max(*batches, 8) // 8)).float() / 255
+    images = make_images(architecture.img_size, held_out=True, each=-(-max(*given.batches, 8) // 8)).float() / 255
     models, missing = make(student, device)
     wanted = [tensor.flatten(1) for tensor in FlatStudent(student)(images[:8])]
     found: dict[str, Any] = {"missing": missing, "cosine": {}, "batches": {}}
     for name, model in models.items():
-        given = images[:8].to(device)
-        ours = [tensor.float().cpu().flatten(1) for tensor in model(given)]
+        ours = [tensor.float().cpu().flatten(1) for tensor in model(images[:8].to(device))]
         values = [torch.cosine_similarity(a, b).mean().item() for a, b in zip(ours, wanted, strict=True)]
         found["cosine"][name] = round(min(values), 5)
-    for batch in batches:
+    for batch in given.batches:
         torch._dynamo.reset()
-        compiled = {name: compile_side(model, device) for name, model in models.items()}
-        for figures in times_of(compiled, architecture.img_size, batch, device, seconds, end):
+        compiled = {name: compile_side(model, given.autotune and device == "cuda") for name, model in models.items()}
+        for figures in times_of(compiled, architecture.img_size, batch, device, given.seconds, end):
             found["batches"][str(batch)] = figures
             yield found
 
@@ -170,7 +178,7 @@ def replace(module: nn.Module, kind: Callable[[QuantizedLinear], nn.Module]) -> 
 def _placed(model: nn.Module, device: str) -> nn.Module:
     """Return the model on the device, what is fp32 and not a scale in bf16; images are given in fp32."""
     for module in model.modules():
-        kept = {"inverse", "one"} if isinstance(module, (Int8Linear, Fp8Linear)) else set()
+        kept = getattr(module, "fp32", ())
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is not None and tensor.is_floating_point() and name not in kept and tensor.element_size() > 1:
                 tensor.data = tensor.data.bfloat16()
@@ -201,12 +209,12 @@ def _by_torchao(flat: FlatStudent, name: str, device: str) -> nn.Module:
     return model
 
 
-def compile_side(model: nn.Module, device: str) -> Call:
+def compile_side(model: nn.Module, autotune: bool) -> Call:
     """Compile the model's blocks, and return it; the CUDA graph is radioplat's timer's.
 
     The blocks are alike, so one compilation serves them all: a whole model takes as many times longer to compile.
     """
-    mode = "max-autotune-no-cudagraphs" if device == "cuda" else None
+    mode = "max-autotune-no-cudagraphs" if autotune else None
     (blocks,) = (child for name, child in model.named_modules() if name.rpartition(".")[2] == "blocks")
     for block in blocks.children():
         block.compile(dynamic=False, mode=mode)

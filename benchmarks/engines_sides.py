@@ -33,7 +33,7 @@ from radioplat.spec.schema.quantize import QuantizeConfig
 
 Call = Callable[[Any], Any]
 MODELS = {
-    # as specs/quickstart.yaml has it
+    # as specs/radio_vit.yaml has it
     "quickstart": StudentArchitecture(
         "radio_vit_tiny_patch16", {"depth": 3}, num_class_tokens=2, cpe_max_size=192, register_multiple=4, img_size=96
     ),

@@ -99,6 +99,10 @@ class TrainingError(RadioplatError):
     """Training had to stop: non-finite losses under policy ``fail``, samples out of order, a lost teacher pool."""
 
 
+class Diverged(TrainingError):
+    """The training of one student diverged: losses that are not finite, or that jump again; every rank raises it."""
+
+
 class TeacherSilent(TrainingError):
     """A teacher did not answer for one micro-batch in time; ``train.non_finite`` decides what happens next."""
 

@@ -9,6 +9,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+from packaging.requirements import Requirement
+
 from radioplat.common.imports import EXTRAS
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +67,15 @@ def test_nothing_is_declared_that_is_not_imported():
     used = {owner for name in _imported() for owner in owners.get(name, {_name(name)})}
     declared = {_name(requirement) for needs in _declared().values() for requirement in needs}
     assert declared - used - NOT_IMPORTED == set()
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "wanted"),
+    [("linux", "x86_64", True), ("linux", "aarch64", False), ("darwin", "arm64", True), ("win32", "AMD64", True)],
+)
+def test_the_resizer_is_wanted_where_it_has_wheels(system, machine, wanted):
+    (resizer,) = (Requirement(line) for line in _declared()[""] if line.startswith("cykooz-resizer"))
+    assert resizer.marker.evaluate({"sys_platform": system, "platform_machine": machine}) is wanted
 
 
 def test_the_modules_of_an_extra_are_brought_by_it():

@@ -15,7 +15,9 @@ import yaml
 
 import radioplat
 from radioplat.cli.parser import build_parser
+from radioplat.spec.loading.fields import faults
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.pipeline.dag import PipelineConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]}
@@ -78,9 +80,14 @@ def spec_blocks() -> list[typing.Any]:
     params = []
     for name, block in blocks("yaml"):
         tree = yaml.safe_load(re.sub(r",? *\.\.\.(?=[]}])", "", block))
-        if "parameters" not in tree:  # else it is a search space
+        if not {"parameters", "nodes"} & tree.keys():  # else it is a search space, or a pipeline
             params.append(pytest.param(tree, id=name))
     return params
+
+
+def test_a_pipeline_of_a_page_is_one():
+    trees = [tree for _, block in blocks("yaml") if "nodes" in (tree := yaml.safe_load(block))]
+    assert trees and all(list(faults(tree, PipelineConfig, "", PipelineConfig)) == [] for tree in trees)
 
 
 @pytest.mark.parametrize("tree", spec_blocks())
@@ -114,7 +121,8 @@ def test_every_dotted_field_of_the_pages_exists():
     seen: dict[str, str] = {}
     for page, text in PAGES.items():
         if page.name not in ("architecture.md", "CHANGELOG.md"):
-            names = field.findall(re.sub(r"\[\w+\]", "", text))
+            # Without indices, and without blocks of a student's backbone, as `prune` prints them.
+            names = field.findall(re.sub(r"\[\w+\]|\bmodel\.blocks\.\d[.\d]*", "", text))
             seen |= {name: page.name for name in names if not name.endswith((".md", ".json", ".html", ".py"))}
     unknown = {name: page for name, page in seen.items() if name not in NO_FIELDS and unknown_part(name.split("."))}
     assert unknown == {} and len(seen) > 100

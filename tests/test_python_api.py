@@ -22,7 +22,8 @@ from radioplat.exporting.onnx.export import OnnxReport
 from radioplat.tasks.evaluate.evaluation import Evaluation
 
 TASKS = "distill train evaluate prune quantize compress export build_engine tune plan".split()
-FUNCTIONS = [*TASKS, "load_spec", "load_student", "embed", "predict"]
+TASKS += "low_rank sensitivity inference train_upsampler".split()
+FUNCTIONS = [*TASKS, "fork", "pipeline", "replay", "lineage", "load_spec", "load_student", "embed", "predict"]
 
 
 def hints_of(name: str) -> dict[str, typing.Any]:
@@ -79,7 +80,7 @@ def test_a_result_has_documented_fields(kind):
     assert [field.name for field in dataclasses.fields(kind) if field.name not in documented] == []
 
 
-@pytest.mark.parametrize("name", ["distill", "prune", "quantize", "compress"])
+@pytest.mark.parametrize("name", ["distill", "prune", "low_rank", "quantize", "compress"])
 def test_a_result_with_a_student_names_its_folder(name):
     for kind in result_kinds(name):
         hint = getattr(kind, "student", None)

@@ -3,17 +3,18 @@
 ``python -m benchmarks.judges.engines FOLDER [--rounds 5] [--seconds 2]``. ``FOLDER`` has a folder for each family with
 ``fp32.engine``, ``fp16.engine`` and ``int8.engine``, files of the backend ``openvino``: the length of the XML (8 bytes,
 little endian), the XML, the weights. Beside ``int8.engine`` lies its record, ``int8.engine.json``. ``benchmark_app``
-runs them in turn with one request, one image, and the precision hint of the name (int8: bf16 on a CPU with AMX, else
-f32); the median over the rounds of its median counts. ``branches.onnx``, where a family has it,
-is the same network without fused branches.
+runs them in turn with one request, one image, and the precision hint of the name (int8: that of the record's ``rest``,
+in which the engine computes what is not quantized); the median over the rounds of its median counts. ``branches.onnx``,
+where a family has it, is the same network without fused branches.
 
 ``images.npy``, uint8 ``[N, 3, H, W]``, of the folder or of a family: the cosine of the features of ``int8.engine`` with
 those of ``fp32.engine``, mean over images, least over outputs.
 
 The last line on stdout is one JSON object: by family ``fp32``, ``fp16``, ``bf16`` (where the CPU has them), ``int8``
 and ``branches`` in milliseconds, ``ours`` (of ``int8.engine`` by ``radioplat profile``, run in the same rounds, just
-before ``int8``), ``ours_over_theirs`` (median over the rounds of ``ours`` over ``int8``),
-``cosine``.
+before ``int8``), ``float_over_int8`` (the fastest float of a round over ``int8``, median over the rounds),
+``ours_over_theirs`` (median over the rounds of ``ours`` over ``int8``), ``rest`` (the float type of
+the record's ``rest``), ``cosine``.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, float]:
+def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, float | str]:
     """Measure one family."""
     record = json.loads((family / "int8.engine.json").read_text())
-    rest = "bf16" if "amx_bf16" in Path("/proc/cpuinfo").read_text() else "fp32"
+    rest = record["rest"]["precision"]
     able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     sides: dict[str, tuple[Path, str]] = {"int8": (unpacked(family / "int8.engine"), HINTS[rest])}
     for name, hint in HINTS.items():
@@ -68,10 +69,12 @@ def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, f
         for name, (model, hint) in sides.items():
             times[name].append(median_of(model, hint, shape, seconds, threads))
     row = {name: statistics.median(values) for name, values in times.items()}
-    # The two ran one after the other in each round: the machine's speed changes by more than they differ.
+    # They ran one after the other in each round: the machine's speed changes by more than they differ.
+    floats = [min(values) for values in zip(*(times[name] for name in HINTS if name in times), strict=True)]
+    row["float_over_int8"] = statistics.median(a / b for a, b in zip(floats, times["int8"], strict=True))
     row["ours_over_theirs"] = statistics.median(a / b for a, b in zip(times["ours"], times["int8"], strict=True))
     images = next(path for path in (family / "images.npy", family.parent / "images.npy") if path.is_file())
-    return {**row, "cosine": cosine(sides["int8"], sides["fp32"], np.load(images))}
+    return {**row, "rest": rest, "cosine": cosine(sides["int8"], sides["fp32"], np.load(images))}
 
 
 def profiled(engine: Path) -> float:
@@ -101,10 +104,10 @@ def median_of(model: Path, hint: str, shape: list[int], seconds: int, threads: i
     options = ["-m", str(model), "-d", "CPU", "-api", "sync", "-nireq", "1", "-nthreads", str(threads), "-hint", "none"]
     options += ["-nstreams", "1", "-infer_precision", hint, "-t", str(seconds), "-shape", f"[{size}]"]
     done = subprocess.run([*command, *options], capture_output=True, text=True)
-    match = re.search(r"Median:\s+([\d.]+) ms", done.stdout)
+    match = re.search(r"Median:\s+([\d.]+) (ms|us)", done.stdout)  # microseconds below one millisecond
     if match is None:
         raise SystemExit(f"benchmark_app failed on {model}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return float(match[1])
+    return float(match[1]) * (1 if match[2] == "ms" else 1e-3)
 
 
 def cosine(quantized: tuple[Path, str], plain: tuple[Path, str], images: np.ndarray) -> float:

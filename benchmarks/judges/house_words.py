@@ -27,7 +27,7 @@ NAMES = "said found asked seen meant whose gone told what saying beside".split()
 # Words in docstrings, comments, messages and pages.
 PROSE = re.compile(
     r"(?<![-\w`])(grains?|seats?|shel(?:f|ves)|keepers?|pulses?|bills?|donors?|lookouts?|likeness|diar(?:y|ies)|"
-    r"told|doom(?:ed|s)?|blames?d?|and the like|strangers?)(?![-\w`])",
+    r"told|doom(?:ed|s)?|blames?d?|and the like|strangers?|rooms?|blows?|blown)(?![-\w`])",
     re.IGNORECASE,
 )
 RIDDLE = re.compile(r"^(What|Who|Whose|How) ")

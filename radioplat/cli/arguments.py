@@ -12,14 +12,25 @@ from radioplat.errors import RadioplatError
 if TYPE_CHECKING:
     from radioplat.spec.schema.root import Spec
 
+AUTO = "auto"  # `plan auto`: the task that the spec describes
 RUN = "Give the results_dir of a run, or the folder of one task in it."  # the hint for a run's folder
 
 
 def read_spec(args: argparse.Namespace) -> Spec:
-    """Read the spec with its overrides."""
+    """Read the spec with its overrides, and check that the local paths in it exist that the command reads.
+
+    ``plan`` lists every problem at once, which needs the model: there its own checks of the paths serve.
+
+    Raises:
+        SpecError: the spec is wrong, or paths are missing.
+    """
+    from radioplat.spec.checks.missing_paths import require_paths
     from radioplat.spec.loading.load import load_spec
 
-    return load_spec(args.spec, args.overrides)
+    spec = load_spec(args.spec, args.overrides)
+    if args.task != "plan":
+        require_paths(spec, args.task)
+    return spec
 
 
 def say_next(args: argparse.Namespace, task: str) -> None:

@@ -10,10 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from radioplat.cli.arguments import RUN, existing, read_spec, say_next, say_next_of_run
+from radioplat.cli.arguments import AUTO, RUN, existing, read_spec, say_next, say_next_of_run
 from radioplat.common import terminal
-
-AUTO = "auto"  # `plan auto`: the task that the spec describes
 
 
 def distill(args: argparse.Namespace) -> None:
@@ -53,7 +51,7 @@ def inference(args: argparse.Namespace) -> None:
     from radioplat.tasks.inference.show import show
 
     with terminal.counting("images") as count:
-        result = run(spec, (), count)
+        result = run(spec, progress=count)
     show(result)
 
 
@@ -84,7 +82,7 @@ def train_upsampler(args: argparse.Namespace) -> None:
     from radioplat.tasks.train_upsampler.train_upsampler import train_upsampler as run
 
     with terminal.counting("steps") as count:
-        result = run(spec, (), count)
+        result = run(spec, progress=count)
     show(result)
 
 
@@ -187,24 +185,6 @@ def show_data(args: argparse.Namespace) -> None:
     terminal.say(str(run(spec, *count[-1:])))
 
 
-def ledger(args: argparse.Namespace) -> None:
-    """Check in a run's ledger that it trained on each sample of its order exactly once."""
-    results = existing(args.results, RUN)
-    from radioplat.tasks.inspect.show_ledger import show
-    from radioplat.training.accounting.prove import prove_results
-
-    show(prove_results(results, full=args.full))
-
-
-def diagnose(args: argparse.Namespace) -> None:
-    """Print why a run ended, in one line, and the evidence."""
-    results = existing(args.results, RUN)
-    from radioplat.tasks.inspect.diagnose import diagnose as run
-    from radioplat.tasks.inspect.show_diagnosis import show
-
-    show(run(results))
-
-
 def lint(args: argparse.Namespace) -> None:
     """Report every misplaced or missing Q/DQ pair of an ONNX graph."""
     from radioplat.tasks.export.show_lint import lint_and_show
@@ -301,7 +281,7 @@ def teachers_check(args: argparse.Namespace) -> None:
 
 
 def teachers_list(args: argparse.Namespace) -> None:
-    """Print models that can teach: type, licence, size and normalisation, and how their weights are fetched."""
+    """Print models that can teach: type, licence, parameters, size, normalisation, and how weights are fetched."""
     from radioplat.tasks.teachers.known import known_teachers
     from radioplat.tasks.teachers.show_known import show
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from radioplat import __version__
-from radioplat.cli import commands, completion, nodes, weights
+from radioplat.cli import commands, completion, nodes, runs, weights
+from radioplat.cli.arguments import AUTO
+from radioplat.cli.option_texts import INDEX, PACK, QUICKSTART
 from radioplat.cli.tao_options import add_tao_options
 
 
@@ -36,12 +38,14 @@ def add_overrides(
 class Command(NamedTuple):
     """A command: the function to run, the function that adds its arguments, and the help text.
 
-    The function returns the exit status, or nothing for 0. The text is by default the function's docstring.
+    The function returns the exit status, or nothing for 0. The text is by default the function's docstring. More text
+    follows the arguments in the command's own help, line by line: options and an example.
     """
 
     run: Callable[[argparse.Namespace], int | None]
     arguments: Callable[[argparse.ArgumentParser], None] = add_spec
     text: str = ""
+    more: str = ""
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
@@ -50,30 +54,19 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _index(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="a folder of tar shards or of images")
-    add_overrides(parser)
+    parser.add_argument("folder", help="a folder of tar shards or of images; local, s3://... or gs://...")
+    add_overrides(parser, rest="fields of dataset.train_dataset and cluster, and index_dir")
 
 
 def _pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="a folder of images, or a CSV file with columns path, label, caption")
     parser.add_argument("out", help="output folder; shards are written to OUT/train and OUT/val")
-    add_overrides(parser)
-
-
-def _results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", help="a results folder, or the folder of one task in it")
-
-
-def _ledger(parser: argparse.ArgumentParser) -> None:
-    _results(parser)
-    parser.add_argument(
-        "--full", action="store_true", help="compare every row again, not one in a hundred of those already compared"
-    )
+    add_overrides(parser, rest="options, listed below")
 
 
 def _lint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.onnx", help="an ONNX file with QuantizeLinear and DequantizeLinear")
-    add_overrides(parser)
+    add_overrides(parser, rest="allow=[PATTERN,...]: layers that may be in floats; out=FILE.json")
 
 
 def _profile(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +89,10 @@ def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "fields", nargs="+", metavar="FIELD", help="a field or section, for example train.optim.lr, distill.teacher, lr"
     )
+
+
+def _quickstart(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser, rest="fields of specs/quickstart.yaml to override")
 
 
 def _init(parser: argparse.ArgumentParser) -> None:
@@ -153,17 +150,21 @@ SPEC_TASKS = {  # each with a spec, and planned by `plan`
     "tune": Command(commands.tune, _tune),
 }
 TASKS = SPEC_TASKS | {
+    "pipeline": Command(runs.pipeline, runs.add_pipeline),
     "push": Command(weights.push, weights.add_push),
-    "index": Command(commands.index, _index),
-    "pack": Command(commands.pack, _pack),
-    "ledger": Command(commands.ledger, _ledger),
-    "diagnose": Command(commands.diagnose, _results),
+    "index": Command(commands.index, _index, more=INDEX),
+    "pack": Command(commands.pack, _pack, more=PACK),
+    "ledger": Command(runs.ledger, runs.add_ledger),
+    "diagnose": Command(runs.diagnose, runs.add_results),
+    "replay": Command(runs.replay, runs.add_replay),
+    "fork": Command(runs.fork, runs.add_fork),
+    "lineage": Command(runs.lineage, runs.add_lineage),
     "lint": Command(commands.lint, _lint),
     "profile": Command(commands.profile, _profile),
     "default_specs": Command(commands.default_specs, _default_specs),
     "explain": Command(commands.explain, _explain),
     "completion": Command(completion.completion, completion.add_completion),
-    "quickstart": Command(commands.quickstart, add_overrides),
+    "quickstart": Command(commands.quickstart, _quickstart, more=QUICKSTART),
     "init": Command(commands.init, _init),
     "doctor": Command(nodes.doctor, nodes.add_doctor),
 }
@@ -173,11 +174,12 @@ GROUPS = {  # commands of two words: first word, help text, commands by the seco
     "plan": (
         "Check everything that would stop a task, without starting it, and print its models, data, memory and length.",
         {
-            commands.AUTO: Command(commands.plan, text=_CHOSEN),
+            AUTO: Command(commands.plan, text=_CHOSEN),
             **{
                 name: Command(commands.plan, task.arguments, task.run.__doc__ or "")
                 for name, task in SPEC_TASKS.items()
             },
+            "pipeline": Command(runs.plan_pipeline, runs.add_pipeline),
         },
     ),
     "show": ("Show the data of a run.", {"data": Command(commands.show_data, _batches)}),
@@ -222,6 +224,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that proposes the nearest word for a wrong command or value (from Python 3.14 on argparse does)."""
 
     default_verb = ""  # put before the first argument, if that is no verb
+    is_intermixed = False  # whether words that are no options may stand on both sides of options
 
     def parse_known_args(self, args=None, namespace=None):  # noqa: ANN001, ANN201 - as argparse has it
         """Parse ``args``; `plan -e SPEC` without a task is `plan auto -e SPEC`."""
@@ -229,6 +232,9 @@ class _Parser(argparse.ArgumentParser):
         first = words[0] if words else "--help"
         if self.default_verb and first not in ("-h", "--help") and ("=" in first or first.startswith("-")):
             words = [self.default_verb, *words]
+        if self.is_intermixed:
+            self.is_intermixed = False  # it calls this method again
+            return self.parse_known_intermixed_args(words, namespace)
         return super().parse_known_args(words, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -258,10 +264,8 @@ def build_parser(
         _add(subparsers, name, command)
     for group, (text, verbs) in groups.items():
         of_group = subparsers.add_parser(group, help=text, description=text)
-        of_group.default_verb = commands.AUTO if commands.AUTO in verbs else ""
-        inner = of_group.add_subparsers(
-            dest="verb", required=True, metavar="task" if commands.AUTO in verbs else "verb"
-        )
+        of_group.default_verb = AUTO if AUTO in verbs else ""
+        inner = of_group.add_subparsers(dest="verb", required=True, metavar="task" if AUTO in verbs else "verb")
         for verb, command in verbs.items():
             _add(inner, verb, command)
     return parser
@@ -269,7 +273,8 @@ def build_parser(
 
 def _add(subparsers, name: str, command: Command) -> None:
     text = command.text or command.run.__doc__
-    parser = subparsers.add_parser(name, help=text, description=text)
+    layout = argparse.RawDescriptionHelpFormatter if command.more else argparse.HelpFormatter
+    parser = subparsers.add_parser(name, help=text, description=text, epilog=command.more, formatter_class=layout)
     command.arguments(parser)
     add_tao_options(parser, name)
     parser.set_defaults(run=command.run)

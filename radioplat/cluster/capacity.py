@@ -1,4 +1,4 @@
-"""Count the training workers that a cluster has room for, in addition to the teachers.
+"""Count the training workers that a cluster has resources for, in addition to the teachers.
 
 Ray Train's own elastic policy counts all resources of a node, used or free, every 20 seconds.
 """

@@ -9,16 +9,21 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from radioplat.cluster.capacity import WORKER_RESOURCE
 from radioplat.cluster.connection import check_can_join
 from radioplat.cluster.gpu_kinds import kinds_of_cluster
 from radioplat.cluster.resources import Resources, demand_of, shortages
 from radioplat.common import ray_internals
+from radioplat.common.imports import missing_core
 from radioplat.errors import ClusterError, PlacementError
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import ClusterMode
 from radioplat.spec.schema.root import Spec
+
+if TYPE_CHECKING:
+    import ray
 
 
 def uses_ray(spec: Spec) -> bool:
@@ -26,6 +31,7 @@ def uses_ray(spec: Spec) -> bool:
 
     Raises:
         PlacementError: local mode with several workers.
+        ClusterError: it may, and Ray is not installed.
     """
     mode = spec.cluster.mode
     fewest, most = spec.worker_bounds
@@ -36,9 +42,11 @@ def uses_ray(spec: Spec) -> bool:
             where="cluster.mode",
             hint=f"Set {elastic}train.num_gpus=1, or cluster.mode=ray.",
         )
-    if mode is not ClusterMode.auto:
-        return mode is ClusterMode.ray
-    return most > 1 or _address(spec) is not None or _is_joined()
+    if mode is ClusterMode.local:
+        return False
+    if problems := list(missing_core("ray", "any cluster.mode but local", "cluster.mode")):
+        raise ClusterError(*problems)
+    return mode is ClusterMode.ray or most > 1 or _address(spec) is not None or _is_joined()
 
 
 def cluster_resources(spec: Spec) -> Resources:
@@ -130,15 +138,27 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     # clean-up actor misses it and warns every second; a cluster that ends with the run needs no clean-up, so only
     # errors are shown.
     cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False, most=True).cpus)
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves no lower priority for teachers
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the only node cannot be preempted
-    ray.init(
-        num_cpus=math.ceil(cpus),
-        include_dashboard=False,
-        logging_level=logging.WARNING,
-        logging_config=ray.LoggingConfig(log_level="ERROR"),
-    )
+    start_here(cpus, logging_config=ray.LoggingConfig(log_level="ERROR"))
     return True
+
+
+def start_here(cpus: float, dashboard: bool = False, logging_config: ray.LoggingConfig | None = None) -> None:
+    """Start a Ray cluster of this machine alone and connect to it; ``ray.shutdown`` ends it.
+
+    Args:
+        cpus: logical CPUs; rounded up.
+    """
+    import ray
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves no lower priority for teachers
+    ray.init(
+        address="local",  # without it Ray takes a cluster that has ended, if it left its address
+        num_cpus=math.ceil(cpus),
+        include_dashboard=dashboard,
+        logging_level=logging.WARNING,
+        logging_config=logging_config,
+    )
 
 
 def check_cluster(spec: Spec) -> None:
@@ -177,7 +197,7 @@ _MARKET, _SPOT = "ray.io/market-type", "spot"  # Ray's label of a node, and its 
 # thousands of nodes: 2 s, 60 s and 5 s.
 RAY_TRAIN_SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # between two health checks of the workers
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",  # for the placement of a group for which there is room
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",  # for the placement of a group whose resources are free
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",  # between two checks for draining nodes
 }
 
@@ -218,7 +238,8 @@ def _running() -> str | None:
 
 
 def _is_joined() -> bool:
-    return "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def _most() -> Resources:

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import torch
 
+# Flags of Linux for instructions that add products of 8 bits in 32 bits. A CPU without them adds two in 16 bits.
+INT8_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni")
+UNITS = (*INT8_UNITS, "amx_bf16", "avx512_bf16", "avx512_fp16", "avx2")  # that decide about INT8 and half precision
+
 
 def decode_threads(workers: int) -> int:
     """Return the number of decode threads: ``workers``, but at most half the cores, and at least one."""
@@ -32,6 +36,11 @@ def cpu_name(units: Sequence[str]) -> str:
     fields = dict(re.findall(r"^(model name|model|flags)\s*: (.*)$", text, re.M))
     present = [unit for unit in units if unit in fields.get("flags", "").split()]
     return f"{fields.get('model name', platform.machine())} ({', '.join([fields.get('model', '?'), *present])})"
+
+
+def has_int8_units() -> bool:
+    """Return whether this CPU adds products of 8 bits without overflow: any ARM, and x86 with VNNI or AMX."""
+    return platform.machine() in ("aarch64", "arm64") or any(unit in cpu_name(INT8_UNITS) for unit in INT8_UNITS)
 
 
 @contextlib.contextmanager

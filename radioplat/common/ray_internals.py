@@ -48,6 +48,7 @@ MODULES = {  # private name: the module of Ray that defines it
     "ElasticScalingPolicy": f"{_TRAIN}.scaling_policy",
     "NoopDecision": f"{_TRAIN}.scaling_policy",
     "ScalingDecision": f"{_TRAIN}.scaling_policy",
+    "WorkerGroupCallback": f"{_TRAIN}.callback",
     "WorkerGroupPollStatus": f"{_TRAIN}.worker_group",
     "WorkerGroupState": f"{_TRAIN}.worker_group",
 }

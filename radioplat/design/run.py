@@ -42,6 +42,10 @@ class Run:
         heads_to_fit: teacher's name and kind of the heads that are fitted before the first step.
         head_fit_steps: steps whose images they are fitted to.
         feature_cache: folder of the teachers' stored features; None for none.
+        family: of a run of several students (``distill.students``): one run for each, with a folder of its own; they
+            have the same samples, views and teachers. Attempts, logs and accounts are in the folder of the whole.
+        name: of a student in a family.
+        home: likewise the folder of the whole.
         working_dir: that of the driver, to which relative paths of the spec are relative.
         lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
@@ -67,7 +71,15 @@ class Run:
     heads_to_fit: tuple[tuple[str, str], ...] = ()
     head_fit_steps: int = 0
     feature_cache: str | None = None
+    family: tuple[Run, ...] = ()
+    name: str = ""
+    home: Path | None = None
     working_dir: Path = field(default_factory=Path.cwd)
+
+    @property
+    def students(self) -> tuple[Run, ...]:
+        """The run of each student: of the whole family, else this one alone."""
+        return self.family or (self,)
 
     @property
     def frozen_teachers(self) -> list[ResolvedTeacher]:
@@ -98,7 +110,8 @@ class Run:
         seed = self.spec.dataset.train_dataset.seed
         sizes = partial(kinds, views, seed)
         by_cost = train.dealing is Dealing.cost
-        return MicroBatchSchedule(self.micro_batches, world_size, sizes, waits(train), costs, by_cost)
+        in_slots = any(waits(run.spec.train) for run in self.students)
+        return MicroBatchSchedule(self.micro_batches, world_size, sizes, in_slots, costs, by_cost)
 
     @property
     def partitions(self) -> Partitions:

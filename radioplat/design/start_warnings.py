@@ -41,7 +41,7 @@ def start_warnings(spec: Spec, architecture: StudentArchitecture) -> list[str]:
 
 
 def _stage_3(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:
-    """Warn of ZeRO-3 where stage 2 has room: stage 3 gathers the weights of each layer in each micro-batch."""
+    """Warn of ZeRO-3 where stage 2 fits: stage 3 gathers the weights of each layer in each micro-batch."""
     train, fewest = spec.train, spec.worker_bounds[0]
     if train.zero_stage < 3:
         return
@@ -61,7 +61,7 @@ def _room() -> tuple[float, str]:
     if torch.cuda.is_available():
         memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
         return memory / 2, f"less than half of a GPU's {memory / 1e9:.0f} GB"
-    return SMALL, f"less than {SMALL / 1e9:.0f} GB, for which a GPU usually has room"
+    return SMALL, f"less than {SMALL / 1e9:.0f} GB, which usually fit on a GPU"
 
 
 def _batchnorm(spec: Spec, architecture: StudentArchitecture) -> Iterator[str]:

@@ -140,6 +140,8 @@ class DistillObjective(Objective):
             keep = None if keeps is None else keeps[i]
             mine = total_of([part.mean(keep) for part in parts[teacher.name]], like=batch.weight)
             sums.append(scaled(factor, mine))
+            if self.observer is not None:
+                self._show_samples(teacher, parts[teacher.name], factor, keep)
         total = total_of(sums, like=batch.weight)
         for name, own in parts.items() if self.balance.counts else ():
             mean = total_of([part.mean() for part in own], like=batch.weight)
@@ -158,6 +160,21 @@ class DistillObjective(Objective):
             losses["loss/mesa"] = self._mesa_loss(features.spatial, inside.average, batch.weight, overlap)
             total = total + self.config.mesa.weight * losses["loss/mesa"]
         return {"loss": total, **losses}
+
+    def _show_samples(
+        self,
+        teacher: ResolvedTeacher,
+        parts: list[Part],
+        factor: float | torch.Tensor,
+        keep: torch.Tensor | None,
+    ) -> None:
+        """Call the observer with each sample's part of the loss by each term of a teacher."""
+        assert self.observer is not None
+        names = [*(term.name for term in teacher.terms), "labels"]
+        for name, part in zip(names, parts, strict=False):  # the labels' part is there or not
+            kept = part.values if keep is None else part.values * keep
+            share = part.weight / part.weight.sum().clamp(min=1e-6)
+            self.observer(f"{teacher.name}/{name}", factor * part.scale * kept * share)
 
     def _bound(
         self,
@@ -268,6 +285,10 @@ class ClassifyObjective(Objective):
         """Return ``loss`` and ``accuracy``, fp32 scalars."""
         logits = self.student(batch.views[self.view], frozenset({"summary", "logits"})).named["logits"].float()
         loss, accuracy = self._judge(logits, batch.label, batch.weight)
+        if self.observer is not None:
+            weight = batch.weight * (batch.label >= 0)
+            each = F.cross_entropy(logits, batch.label.clamp(min=0), reduction="none") * weight
+            self.observer("labels", each / weight.sum().clamp(min=1e-6))
         return {"loss": loss, "accuracy": accuracy.detach()}
 
 

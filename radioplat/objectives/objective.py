@@ -46,6 +46,8 @@ class Objective(nn.Module):
         average: the student's moving average if :meth:`asks_average` returns True; set before the first step.
         quarantined: names of the teachers whose terms are left out for the rest of the run.
         regularizer: returns a penalty on the weights, which is added to ``loss`` and logged as ``loss/regularizer``.
+        observer: called with the name of each term and each sample's part of ``loss`` by it, ``[B]``, by objectives
+            that compare samples; None: nobody looks.
     """
 
     needs_whole_step = False
@@ -63,6 +65,7 @@ class Objective(nn.Module):
         self.average: AverageTeacher | None = None
         self.quarantined: set[str] = set()
         self.regularizer: Callable[[], torch.Tensor] | None = None
+        self.observer: Callable[[str, torch.Tensor], None] | None = None
 
     def forward(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return ``loss``, its terms and metrics as fp32 scalars by name; each ``loss`` contains the full penalty."""

@@ -231,6 +231,17 @@ def parse_holder(text: bytes) -> Holder | None:
     return holder if texts and numbers and 0 < holder.pid < 2**31 and 0 <= holder.since < 1e11 else None
 
 
+def held_by(folder: Path) -> str:
+    """Describe the process that writes a folder now; empty if nobody holds its lease, or the holder has ended.
+
+    A holder on another host counts as alive: from here it cannot be looked at, and this does not wait for a touch.
+    """
+    holder = read_holder(Path(folder) / NAME)
+    if holder is None or holder.is_gone():
+        return ""
+    return named(holder) if holder.place == _place() else f"{named(holder)}, if it lives"
+
+
 def check_lease(folder: Path, token: str) -> TrainingError | None:
     """Return an error if another run than that of ``token`` holds ``folder``; an empty token accepts any."""
     holder = read_holder(Path(folder) / NAME) if token else None

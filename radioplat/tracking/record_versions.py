@@ -2,7 +2,8 @@
 
 A start checks it before it writes anything: records of a newer version are refused, older ones are brought up. A folder
 without the file was written before it existed, so all its records have schema 1. Files that have a schema number of
-their own are not listed: checkpoints, ``windows.jsonl``, the index, features, target statistics, ``compress.json``.
+their own are not listed: checkpoints, ``windows.jsonl``, the index, features, target statistics, ``compress.json``,
+``pipeline.json``.
 """
 
 from __future__ import annotations

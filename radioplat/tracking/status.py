@@ -34,7 +34,7 @@ class StatusLog:
     """Writer of one ``status.json``; a resumed run appends to it, and each line is written at once, as a whole.
 
     Values of secret environment variables are masked, and a number that is not finite becomes ``null``, as JSON
-    requires. Several threads and processes may write. On a full disk lines wait in memory until there is room.
+    requires. Several threads and processes may write. On a full disk lines wait in memory until there is space.
 
     Args:
         path: the file; its folder is created. An incomplete last line of a killed run is removed.

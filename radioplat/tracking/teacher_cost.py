@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +77,15 @@ class TeacherCosts:
 
     teachers: dict[str, TeacherCost] = field(default_factory=dict)
     prices: Prices = Prices()
+
+    @classmethod
+    def total(cls, several: Sequence[TeacherCosts]) -> TeacherCosts:
+        """Return the sum of the costs that several students pay, at the first one's prices."""
+        teachers: dict[str, TeacherCost] = {}
+        for costs in several:
+            for name, cost in costs.teachers.items():
+                teachers[name] = teachers.get(name, TeacherCost()) + cost
+        return cls(teachers, several[0].prices if several else Prices())
 
     def figures(self, teacher: str) -> dict[str, float]:
         """Return the metrics of a teacher by name, without unknown ones."""

@@ -64,19 +64,30 @@ def test_the_memory_of_a_child_counts(tmp_path):
         child.stdin.close()
 
 
+ENDED = """
+import subprocess, sys
+from pathlib import Path
+from types import SimpleNamespace
+from benchmarks import fuzz
+
+code = "x = b'x' * (100 << 20); print(flush=True); input()"
+with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
+    child.stdout.readline()
+
+    def read(data):
+        child.communicate("\\n")
+        bytearray(data * 2**20)
+
+    print(fuzz._outcome(SimpleNamespace(read=read, limit=32 * fuzz.MIB), b"x" * 64, Path(sys.argv[1])))
+"""
+
+
 def test_a_child_that_ends_hides_no_memory(tmp_path):
-    """Its 100 MiB are none that the reader gave back."""
-    code = "x = b'x' * (100 << 20); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
-        child.stdout.readline()
-
-        def read(data: bytes) -> None:
-            child.communicate("\n")
-            grow(data)
-
-        reader = SimpleNamespace(read=read, limit=32 * fuzz.MIB)
-        (tmp_path / "input").touch()
-        assert fuzz._outcome(reader, b"x" * 64, tmp_path / "input") == "memory_over"
+    """Its 100 MiB are none that the reader gave back. In a small process, from which the system takes no idle pages."""
+    (tmp_path / "input").touch()
+    command = [sys.executable, "-c", ENDED, str(tmp_path / "input")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "memory_over", done.stderr
 
 
 @pytest.mark.parametrize(("end", "outcome"), [("time.sleep(60)", "hangs"), ("os._exit(9)", "tracebacks")])

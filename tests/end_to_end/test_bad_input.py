@@ -23,6 +23,7 @@ from radioplat.errors import DataError, RadioplatError, SpecError, TrainingError
 from radioplat.models.backbones.timm_backbone import TimmBackbone
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.teacher import resolve_teachers
+from radioplat.tasks.inspect.diagnose import diagnose
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.prove import prove_run
 from radioplat.training.checkpoints.checkpoint import verified_state
@@ -216,6 +217,7 @@ def test_weights_that_cannot_teach(make_spec, distil, bad_weights, tmp_path, kin
     assert not (tmp_path / "sprung").exists()
     last = read_status(tmp_path / "results" / "distill" / "status.json")[-1]
     assert last["status"] == "FAILURE" and str(path) in last["message"]
+    assert str(path) in diagnose(tmp_path / "results").cause  # no start got further
     assert not list((tmp_path / "results" / "distill").glob("model_*"))
 
 

@@ -76,6 +76,14 @@ def test_plan_of_a_run_that_can_start(radioplat, spec_file):
     assert not (spec_file.parent / "results" / "distill").exists()  # a plan leaves no run behind
 
 
+def test_plan_of_one_source_and_of_a_cluster_that_is_not_started_yet(radioplat, spec_file, corpora):
+    source = f"dataset.train_dataset.tar_data_sources=[{{root_dir: {corpora / 'a'}, steps_per_epoch: 4}}]"
+    status, out, err = radioplat("plan", "-e", spec_file, source, "cluster.mode=ray")
+    assert status == 0, err
+    assert "mixture" not in out  # of one source there is none
+    assert "decode: 1 decode task(s)\n" in out and "inf" not in out.split()
+
+
 @pytest.mark.parametrize(
     "overrides, field, words",
     [
@@ -99,6 +107,11 @@ def test_plan_of_a_run_that_can_start(radioplat, spec_file):
             ["distill.teacher[0].model.backbone.type=tf_efficientnet_lite1"],
             "distill.teacher[0].pretrained_teacher_model_path",
             "does not fit the architecture",
+        ),
+        (
+            ["distill.teacher[1].pretrained_teacher_model_path=google/siglip2-base-patch16-224"],
+            "distill.teacher[1].pretrained_teacher_model_path",
+            "radioplat weights fetch hf://google/siglip2-base-patch16-224",
         ),
         (["model.backbone.type=c_radio_v3_vit_base"], "model.backbone.type", "Nearest available"),
         (["model.backbone.kwargs.embed_dimm=48"], "model.backbone.kwargs", "embed_dimm"),

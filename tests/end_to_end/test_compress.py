@@ -12,8 +12,11 @@ import yaml
 from forked import Forked, run_script
 
 import radioplat
+from benchmarks.judges.lineage import judged
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.compress.compress import GateFailed, compress
+from radioplat.tasks.lineage.lineage import lineage
+from radioplat.tasks.lineage.node import Kind
 from radioplat.tracking.status import read_status
 
 pytestmark = pytest.mark.timeout(240)
@@ -60,6 +63,18 @@ def report(killed, spec_file):
     assert found["01_prune"]["outcome"] and not found["02_retrain"]["outcome"]
     lines: list[str] = []
     return compress(spec_file, say=lines.append), lines
+
+
+@pytest.mark.proof
+def test_its_lineage_leads_through_the_stages_to_the_images_of_both_runs(report, killed, tmp_path):
+    made = lineage(killed / "04_ptq" / "quantize" / "model_quantized", out=tmp_path)
+    students = [node for node in made.artifact.walk() if node.kind is Kind.student]
+    assert [node.facts.get("stage", "") for node in students] == ["04_ptq", "02_retrain", "01_prune", ""]
+    retrained = next(node for node in made.artifact.walk() if node.kind is Kind.run)
+    assert [each["attempt"] for each in retrained.facts["attempts"]] == [1, 2] and len(made.runs) == 2
+    assert judged(tmp_path)["lineage_images_vs_ledger"] == 1.0 and made.is_same
+    graph = next((killed / "03_export").rglob("*.onnx"))
+    assert lineage(graph).artifact.made_from[0].facts["stage"] == "02_retrain"
 
 
 @pytest.mark.proof

@@ -91,7 +91,7 @@ def test_a_run_that_repeats_its_views_asks_the_teachers_once(make_spec, distil, 
     alone = dict(passes)
     passes.clear()
     spec = load_spec(make_spec(tmp_path / "cached"), few)
-    assert re.search(r"room for .*; \d+% of the run's views repeat", plan(spec).facts["feature cache"])
+    assert re.search(r"at most .*; \d+% of the run's views repeat", plan(spec).facts["feature cache"])
     cached = distil(make_spec(tmp_path / "cached"), *few)
     assert cached.losses == plain.losses
     assert hits(cached, "lite0")[-1] == 1.0 and passes["lite0"] < alone["lite0"]
@@ -149,7 +149,7 @@ def test_a_full_cache_is_told_and_a_useless_one_refused(make_spec, distil, tmp_p
         outputs = {name: t for name, t in tensors.items() if name.startswith("feature.")}
         sizes.add((*outputs, sum(2 * t[0].numel() for t in outputs.values())))
     said = plan(load_spec(spec)).facts["feature cache"]
-    assert f": {sum(size for *_, size in sizes):,} bytes a sample, room for " in said
+    assert f": {sum(size for *_, size in sizes):,} bytes a sample, at most " in said
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match=r"feature_cache\.dir"):
         distil(spec, f"feature_cache.dir={tmp_path / 'file' / 'x'}", f"results_dir={tmp_path / 'refused'}")

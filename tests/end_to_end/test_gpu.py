@@ -34,6 +34,8 @@ radioplat.distill(spec, overrides)
 def test_a_run_on_one_gpu_gives_the_cpu_losses(make_spec, tmp_path, mode):
     """fp32 without TF32: the first step within 1e-4 of the CPU's, and every loss finite."""
     spec = make_spec(tmp_path, {"train": {"tf32": False}})
+    for service in spec["teachers"].values():
+        service["precision"] = "fp32"  # by default a teacher computes in bf16 where the device multiplies it
     # With Ray the worker has the GPU; the teachers compute on it, too.
     shared = [f"teachers.{name}.placement=inline" for name in ("lite0", "vit")] if mode == "ray" else []
     radioplat.distill(spec, [f"results_dir={tmp_path / 'cuda'}", f"cluster.mode={mode}", *shared])

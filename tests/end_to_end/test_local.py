@@ -18,6 +18,7 @@ from radioplat.errors import SpecError
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.inspect.diagnose import diagnose
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import TeacherCosts
@@ -265,10 +266,15 @@ def test_another_order_is_refused(quiet_run, broken_off, distil, change, field):
     results = Path(overrides[0].partition("=")[2])
     files = [path for name in ("data", "ledger") for path in results.glob(f"distill/{name}/**/*")]
     kept = {path: path.stat().st_mtime_ns for path in files}
+    before = diagnose(results)
+    assert before.cause.startswith("no failure: ")
     with pytest.raises(SpecError, match="another order of samples") as caught:
         distil(quiet_run.file, *overrides, change)
     assert field in str(caught.value) and "train.restart_order=true" in str(caught.value)
-    assert read_status(results / "distill" / "status.json")[-1]["status"] == "FAILURE"
+    # Whoever follows the file learns that this start failed.
+    last = read_status(results / "distill" / "status.json")[-1]
+    assert last["status"] == "FAILURE" and last["message"].startswith("distill cannot start: ")
+    assert diagnose(results) == before, "the run itself is as it was"
     assert load_spec(results / "distill" / "experiment.yaml").dataset == load_spec(quiet_run.file).dataset
     assert kept and kept == {path: path.stat().st_mtime_ns for path in kept}, "what the earlier run is proven by"
 

@@ -40,6 +40,11 @@ def test_sizes_with_probabilities_stand(planned):
     assert planned(["dataset.augmentation.multi_scales=[{64: 0.1}, {96: 0.2}]"])
 
 
+def test_blocks_that_another_student_loses_stand(planned, weights):
+    """The run's own student has two blocks; what is pruned is named, and is not that student."""
+    assert planned([f"prune.checkpoint={weights['lite0']}", "prune.blocks=8", "prune.parts=[]"])
+
+
 def binding(**changes) -> str:
     return f"{B}=[{BOUND | changes}]"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import conv2d
 
 import radioplat
@@ -77,6 +77,30 @@ def test_statistics_after_pruning_are_those_of_the_training_images(spec, cnn_fil
     kept = prune(spec, (*parts, f"prune.results_dir={tmp_path / 'b'}", "prune.batchnorm_images=0"))
     old = radioplat.load_student(kept.path).backbone.model.bn1.running_mean
     assert kept.batchnorm_images == 0 and not torch.allclose(old, norm.running_mean)
+
+
+def test_blocks_that_are_fitted_again_are_nearer_to_the_original(quiet_run, weights, tmp_path):
+    """By timm's own EfficientNet-Lite0 with its ImageNet weights, on images that were not fitted."""
+    kind, file = "tf_efficientnet_lite0", str(weights["lite0"])
+    spec = load_spec(quiet_run.file, (f"model.backbone.type={kind}", f"results_dir={tmp_path}"))
+    spec.model.backbone.kwargs = {}
+    reference = timm.create_model(kind, num_classes=0).eval()
+    reference.load_state_dict({name: t for name, t in load_file(file).items() if not name.startswith("classifier")})
+    parts = ("prune.parts=[]", "prune.blocks=8", "prune.exclude=[model.blocks.3.1]", f"prune.checkpoint={file}")
+    errors = {}
+    for count in (0, 48):
+        asked = (f"prune.reconstruction_images={count}", "prune.batchnorm_images=0")
+        report = prune(spec, (*parts, *asked, f"prune.results_dir={tmp_path / str(count)}"))
+        assert bool(report.reconstructed) == bool(count) and not [one for one in report.reconstructed if one.reason]
+        student = radioplat.load_student(report.path)
+        assert student.architecture.pruned.kept["model.blocks.3"] == [0, 1]  # one that was excluded
+        size = student.architecture.img_size
+        images = torch.from_numpy(sample_images(spec, {size}, 8, "val")[size])
+        mean, std = (torch.tensor(getattr(student.architecture, name)).view(1, 3, 1, 1) for name in ("mean", "std"))
+        with torch.inference_mode():
+            maps = reference.forward_features((images / 255 - mean) / std).permute(0, 2, 3, 1)
+            errors[count] = float((student(images).spatial - maps).norm())
+    assert errors[48] < 0.9 * errors[0]
 
 
 @pytest.mark.parametrize(("lr", "used"), [pytest.param("null", PRUNED_LR, marks=pytest.mark.proof), ("1e-3", 1e-4)])

@@ -163,6 +163,14 @@ def test_a_budget_finds_the_amount(spec, tmp_path):
         ("prune.sparsity={type: unstructured, amount: 1}", "prune.sparsity.amount: must be above 0 and below 1, not 1"),
         ("prune.sparsity={type: 2:4, amount: 0.3}", "prune.sparsity.amount: 2:4 means 0.5, not 0.3"),
         ("prune.exclude=[layer9]", r"prune.exclude\[0\]: no layer of the backbone is called 'layer9'"),
+        (
+            "prune.parts=[] prune.sparsity.type=2:4 prune.reconstruction_images=8",
+            "prune.reconstruction_images: neither channels nor blocks are removed",
+        ),
+        (
+            "prune.parts=[width] prune.reconstruction_images=8",
+            "prune.reconstruction_images: blocks of another width cannot give",
+        ),
         ("prune.blocks=2", "prune.blocks: 2 blocks cannot be removed"),
         ("prune.budget.params=2", "prune.budget.params: must be above 0 and below 1"),
         ("prune.mode=threshold prune.budget.params=0.5", "prune.budget: a budget determines prune.amount"),

@@ -13,14 +13,19 @@ import safetensors.torch
 import timm
 import torch
 
+import radioplat
+from benchmarks.judges.pipeline import judged
 from radioplat.models.student.checkpoint import save_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.pipeline.checks import plan_pipeline
 from radioplat.tasks.plan.plan import plan
 from radioplat.tracking.status import read_status
 
 SPECS = Path(__file__).parents[2] / "specs"
-RECIPES = {path.stem: path for path in (*(SPECS / "recipes").glob("*.yaml"), SPECS / "node_8gpu.yaml")}
+PIPELINE = SPECS / "recipes" / "eupe.yaml"
+SPEC_FILES = [path for path in (SPECS / "recipes").glob("*.yaml") if path != PIPELINE]
+RECIPES = {path.stem: path for path in (*SPEC_FILES, SPECS / "node_8gpu.yaml")}
 TINY = {"embed_dim": 48, "depth": 2, "num_heads": 3}
 STEPS = 2
 SMALL_RUN = [
@@ -87,6 +92,19 @@ def c_radio_v4(root: Path) -> tuple[list[list[str]], list[str]]:
     ]  # fmt: skip
 
 
+def eupe_stage1(root: Path) -> tuple[list[list[str]], list[str]]:
+    tower = dict(embed_dim=32, depth=1, num_heads=2)
+    teachers = [
+        of_timm(root / "pe.safetensors", "vit_pe_core_gigantic_patch14_448", num_classes=1280, img_size=56, **tower),
+        of_timm(root / "dino.pth", "vit_huge_plus_patch16_dinov3", num_classes=0, **tower),
+    ]
+    teachers[0].append("input_size=56")
+    return teachers, [
+        f"model.backbone.kwargs={json.dumps(TINY)}", "model.backbone.cpe_max_size=128", "dataset.img_size=64",
+        "dataset.batch_size=4", "train.global_batch_size=8", "distill.target_norm.fit_batches=2",
+    ]  # fmt: skip
+
+
 def eupe_stage2(root: Path) -> tuple[list[list[str]], list[str]]:
     torch.manual_seed(0)
     proxy = Student(StudentArchitecture("radio_vit_tiny_patch16", TINY | {"depth": 3}, img_size=64))
@@ -139,6 +157,10 @@ SMALL: dict[str, tuple[Callable[[Path], tuple[list[list[str]], list[str]]], dict
             name: {*(f"{kind} by BALANCED{PHI_S}" for kind in ("summary", "spatial")), f"summary by similarity{PHI_S}"}
             for name in ("clip", "siglip", "dino_v2")
         },
+    ),
+    "eupe_stage1": (
+        eupe_stage1,
+        {name: {f"summary by CS{CHANNELS}", f"spatial by BALANCED{CHANNELS}"} for name in ("pe_core", "dino_v3")},
     ),
     "eupe_stage2": (eupe_stage2, {"proxy": {f"summary by CS{CHANNELS}", f"spatial by BALANCED{CHANNELS}"}}),
 }
@@ -228,3 +250,32 @@ def test_a_recipe_trains_at_tiny_widths(name, tmp_path, shards, distil):
     for kpi in kpis:
         of_run = {key.removeprefix("loss/"): value for key, value in kpi.items() if key.startswith("loss/")}
         assert terms <= of_run.keys() and all(math.isfinite(value) and value > 0 for value in of_run.values())
+
+
+def test_the_pipeline_lacks_only_files(tmp_path):
+    planned = plan_pipeline(PIPELINE, [f"results_dir={tmp_path / 'results'}"])
+    missing = {p.where.rpartition(": ")[2] for p in planned.problems}
+    assert missing and all(where.endswith((".pretrained_teacher_model_path", ".root_dir")) for where in missing)
+
+
+@pytest.mark.timeout(300)
+def test_the_pipeline_runs_at_tiny_widths(tmp_path, shards):
+    """Experts, their proxy, two students of it, and each at two sizes from the one before."""
+    (tmp_path / "weights").mkdir()
+    experts, _ = eupe_stage1(tmp_path / "weights")
+    overrides = [
+        f"results_dir={tmp_path / 'eupe'}", "concurrent=2", *SMALL_RUN, "dataset.img_size=64", "dataset.batch_size=4",
+        "train.global_batch_size=8", "distill.target_norm.fit_batches=2", f"model.backbone.kwargs={json.dumps(TINY)}",
+        f"dataset.train_dataset.tar_data_sources[0].root_dir={shards}", "nodes.proxy.model.backbone.cpe_max_size=128",
+        "nodes.vit_s.model.backbone.kwargs.depth=1", "nodes.vit_s_sizes.model.backbone.kwargs.depth=1",
+        *(f"nodes.proxy.distill.teacher[{i}].{field}" for i, tiny in enumerate(experts) for field in tiny),
+        *(f"nodes.{name}_sizes.dataset.augmentation.multi_scales=[64,96]" for name in ("vit_b", "vit_s")),
+    ]  # fmt: skip
+    report = radioplat.pipeline(PIPELINE, overrides)
+    assert [entry.name for entry in report.nodes] == ["proxy", "vit_b", "vit_s", "vit_b_sizes", "vit_s_sizes"]
+    assert all(entry.step == STEPS for entry in report.nodes)
+    depths = {name: radioplat.load_student(path).architecture.kwargs["depth"] for name, path in report.results.items()}
+    assert depths == {"proxy": 2, "vit_b": 2, "vit_s": 1, "vit_b_sizes": 2, "vit_s_sizes": 1}
+    started = (report.folder / "vit_b_sizes" / "distill" / "experiment.yaml").read_text()
+    assert str(report.results["vit_b"]) in started and str(report.results["proxy"]) in started
+    assert judged(report.folder)["ran"] == {1: [entry.name for entry in report.nodes]}

@@ -158,7 +158,7 @@ def test_a_node_goes_and_there_is_no_other(start, tmp_path, ray_environment, tol
         wait_for(lambda: ends(folder) == ["drained"], "it did not leave")
         (checkpoint,) = folder.glob("model_epoch_*")
         assert int(checkpoint.name.rpartition("_")[2]) == max(read_consumed(folder / "ledger")["step"].to_pylist()) + 1
-        wait_for(lambda: "waiting for room" in said.read_text(), "it does not wait for room")
+        wait_for(lambda: "waiting for resources" in said.read_text(), "it does not wait for resources")
         assert run.poll() is None
         run.send_signal(told)
         assert run.wait(60) == status, said.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,9 +29,11 @@ for command in json.loads(sys.argv[2]):
 """
 
 
-def run(*commands: list[str], imports: Sequence[str] = ()) -> subprocess.CompletedProcess:
+def run(
+    *commands: list[str], imports: Sequence[str] = (), absent: Sequence[str] = ABSENT
+) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(ABSENT), json.dumps(commands), json.dumps(imports)],
+        [sys.executable, "-c", PROGRAM, json.dumps(absent), json.dumps(commands), json.dumps(imports)],
         capture_output=True,
         text=True,
         check=False,
@@ -72,6 +75,18 @@ def test_core_modules_import_and_missing_extras_are_named(spec_file):
     assert "wandb.enable: Weights & Biases needs the package wandb" in text and "'radioplat[wandb]'" in text
     assert "export.format: format onnx needs the package onnx" in text and "'radioplat[onnx]'" in text
     assert "2 problems" in text
+
+
+def test_a_package_of_the_core_that_is_missing_is_named_with_its_command(spec_file):
+    e = ["-e", spec_file]
+    ray = "cluster.mode=ray"
+    done = run(["plan", *e, ray], ["distill", *e], ["distill", *e, ray], absent=["deepspeed", "ray"])
+    assert ends(done) == ["1"] * 3, done.stdout + done.stderr
+    text = " ".join(done.stderr.split())
+    for package, purpose in (("deepspeed", "train.engine: engine deepspeed"), ("ray", "cluster.mode: ")):
+        assert purpose in text and f"needs the package {package}, which is not installed" in text
+    assert re.search(r"run pip install 'deepspeed[<>=]", text) and re.search(r"run pip install 'ray\[", text)
+    assert "defect" not in text
 
 
 @pytest.mark.proof

@@ -88,13 +88,15 @@ def walk(value, path: str, found: dict) -> None:
 
 def open_worker(run, rank: int, world: int):
     """A worker as ``run_worker`` makes it, at the newest checkpoint, and the teachers it asks."""
+    from radioplat.data.loading.run_data import RunData
     from radioplat.teachers.serving.client import InlineTeacher
     from radioplat.training.accounting.accounts import Accounts
     from radioplat.training.accounting.attempt_clock import AttemptClock
     from radioplat.training.accounting.cost_meter import CostMeter
     from radioplat.training.checkpoints.persistence import Persistence
     from radioplat.training.guards.pause import Pauses
-    from radioplat.training.loop.trainer import Trainer
+    from radioplat.training.loop.students import Students
+    from radioplat.training.loop.trainer import Common, Trainer
     from radioplat.training.watch.phases import Phases
     from radioplat.training.watch.rank_context import RankContext
 
@@ -103,11 +105,17 @@ def open_worker(run, rank: int, world: int):
     meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
     state, clock = persistence.state, AttemptClock(run, rank)
     clock.begin(state)
-    accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False, costs=meter.costs)
-    outer = (clock, meter, accounts, Pauses(), Phases(), (0, ""), run.micro_batch_schedule(world))
-    worker = Trainer(run, RankContext(rank, world, torch.device("cpu")), persistence, *outer)
-    worker.build_engine()
-    return worker, clients
+    accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False, costs=[meter.costs])
+    data, schedule = RunData.load(run.data_dir, run.spec.dataset.train_dataset), run.micro_batch_schedule(world)
+    common = Common(run.folder, data, clock, accounts, Pauses(), Phases(), (0, ""), schedule)
+    context = RankContext(rank, world, torch.device("cpu"))
+
+    def build(place: int) -> Trainer:
+        return Trainer(run, place, context, persistence, meter, common)
+
+    students = Students(run, common, [0], build, build)
+    students.build_engines()
+    return students, clients
 
 
 def train(run, rank: int, world: int) -> dict:
@@ -117,20 +125,21 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.training.feed.feeder import Feeder
     from radioplat.training.feed.prefetch import Prefetch
 
-    worker, clients = open_worker(run, rank, world)
+    students, clients = open_worker(run, rank, world)
     schedule = run.micro_batch_schedule(world)
     wanted = [n for step in range(run.total_steps) for n in schedule.of_rank(step, rank)]
     batches = load_micro_batches(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     feeder = Feeder(batches, clients, run.teachers, 2, run.partitions)
-    with closing(worker), closing(Prefetch(feeder, run, torch.device("cpu"), on_cluster=False)) as ahead:
-        worker.train(ahead)
-        return everything(worker)
+    with closing(students), closing(Prefetch(feeder, run, torch.device("cpu"), on_cluster=False)) as ahead:
+        students.train(ahead)
+        return everything(students.trainers[0])
 
 
 def load(run, rank: int, world: int) -> dict:
     """What a worker holds before its first step."""
-    worker, _ = open_worker(run, rank, world)
-    with closing(worker):
+    students, _ = open_worker(run, rank, world)
+    with closing(students):
+        (worker,) = students.trainers
         assert worker.state.global_step == run.total_steps
         return everything(worker)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import shutil
 import site
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -63,6 +65,24 @@ def test_the_wheel_has_every_file(wheel):
     started = [file for file in tracked(*STARTER) if not file.startswith("clusters/images/")]
     assert [file for file in started if f"radioplat/starter/{file}" not in names] == []
     assert not any("__pycache__" in name or name.startswith("tests/") for name in names)
+
+
+def test_the_wheel_says_what_it_is_by_whom_and_under_which_licence(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = email.message_from_bytes(archive.read(name))
+        names = archive.namelist()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (about["Name"], about["Version"], about["Summary"]) == (
+        "radioplat",
+        project["version"],
+        project["description"],
+    )
+    assert about["License-Expression"] == "Apache-2.0" and about["Author"] == "The radioplat authors"
+    assert about.get_all("License-File") == ["LICENSE", "NOTICE"]
+    assert sum(name.endswith((".dist-info/licenses/LICENSE", ".dist-info/licenses/NOTICE")) for name in names) == 2
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
 
 
 def test_init_writes_what_the_checkout_has(radioplat, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -13,6 +15,15 @@ from radioplat.compression.pruning.prunable_parts import blocks_of
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.reshaping import keep_children
 from radioplat.models.student.student import Student
+
+SEQUENCES = (nn.Sequential, nn.ModuleList)  # their children can be removed
+
+
+def removable(backbone: nn.Module) -> list[str]:
+    """Return the names of blocks without further blocks inside that stand in a sequence or list, in their order."""
+    names = list(dict.fromkeys(blocks_of(backbone).values()))
+    inner = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    return [name for name in inner if isinstance(backbone.get_submodule(_container(name)), SEQUENCES)]
 
 
 @torch.no_grad()
@@ -26,7 +37,7 @@ def influence(student: Student, images: torch.Tensor) -> dict[str, float]:
         Influence by name in the backbone, only for blocks whose output has the shape of their input: others cannot be
         removed.
     """
-    names = set(blocks_of(student.backbone).values())
+    names = removable(student.backbone)
     modules, influences = dict(student.backbone.named_modules()), {}
 
     def compare(module: nn.Module, inputs: tuple, output: torch.Tensor, name: str) -> None:
@@ -42,8 +53,13 @@ def influence(student: Student, images: torch.Tensor) -> dict[str, float]:
     return influences
 
 
-def drop_blocks(student: Student, count: int, images: torch.Tensor) -> dict[str, list[int]]:
+def drop_blocks(
+    student: Student, count: int, images: torch.Tensor, exclude: Sequence[str] = ()
+) -> dict[str, list[int]]:
     """Remove the ``count`` blocks of least :func:`influence` from the backbone, in place.
+
+    Args:
+        exclude: patterns of names of blocks that stay.
 
     Returns:
         Indices of the remaining children, by the name of each container that lost some.
@@ -56,6 +72,8 @@ def drop_blocks(student: Student, count: int, images: torch.Tensor) -> dict[str,
     removed: dict[str, set[int]] = {}
     for name in sorted(influences, key=influences.__getitem__):
         container, place = _container(name), int(name.rpartition(".")[2])
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
+            continue
         if sum(map(len, removed.values())) < count and sizes[container] - len(removed.get(container, ())) > 1:
             removed.setdefault(container, set()).add(place)
     possible = sum(map(len, removed.values()))

@@ -15,6 +15,7 @@ from torch import nn
 from radioplat.compression.pruning.gated_mlp import GatedMlp, gated_mlp
 from radioplat.compression.pruning.grouped_convolutions import GroupedConv2d, GroupedConvPruner
 from radioplat.compression.pruning.prunable_parts import attentions, blocks_of, fixed_attentions, part_of
+from radioplat.compression.pruning.rebuild import original_name
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
 from radioplat.models.heads import AttentionHead
@@ -81,22 +82,20 @@ def groups_of(
     score: ChannelScore,
     readers: Readers | None = None,
     fixed: Sequence[nn.Module] = (),
+    kept: dict[str, list[int]] | None = None,
 ) -> Iterator[Group]:
     """Yield the groups that ``config`` allows to prune, in the model's order.
 
     Args:
         fixed: attention layers that keep their heads; see :func:`heads_that_stay`.
-
-    Raises:
-        SpecError: a pattern of ``prune.exclude`` names no layer.
+        kept: children that stay of containers that lost blocks: ``prune.exclude`` has the names from before.
     """
     names = {module: name for name, module in student.backbone.named_modules()}
-    for i, pattern in enumerate(config.exclude):
-        if not fnmatch.filter(names.values(), pattern):
-            raise SpecError(f"no layer of the backbone is called {pattern!r}", where=f"prune.exclude[{i}]")
-    ignored = [m for m, name in names.items() if any(fnmatch.fnmatchcase(name, p) for p in config.exclude)]
+    before = {module: original_name(name, kept or {}) for module, name in names.items()}
+    ignored = [m for m, name in before.items() if any(fnmatch.fnmatchcase(name, p) for p in config.exclude)]
     convolutions = [m for m in student.modules() if isinstance(m, nn.Conv2d) and not isinstance(m, GroupedConv2d)]
-    ignored += [m for m in convolutions if 1 < m.groups < m.in_channels]
+    # A group of such a convolution has several inputs or outputs (FastViT's downsampling: two outputs for each input).
+    ignored += [m for m in convolutions if 1 < m.groups < max(m.in_channels, m.out_channels)]
     ignored += [m for m in student.modules() if m not in names]
     ignored += [m for layer in (readers.layers if readers else ()) for m in layer.modules()]
     blocks = blocks_of(student.backbone)

@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 import torch_pruning as tp
+from timm.models.mambaout import GatedConvBlock
+from timm.models.res2net import Bottle2neck
 from torch import nn
 
 from radioplat.spec.schema.prune import PrunePart
+
+_SPLITTING = (Bottle2neck, GatedConvBlock)
 
 
 def attentions(module: nn.Module) -> list[nn.Module]:
@@ -55,6 +59,14 @@ def _can_lose_a_head(attention: nn.Module, args: tuple, kwargs: dict[str, Any]) 
         return small(*args, **kwargs).shape == shape
     except (RuntimeError, AttributeError, TypeError, ValueError):
         return False
+
+
+def splitting_blocks(module: nn.Module) -> list[str]:
+    """Return the classes of blocks in ``module`` that split their hidden channels at widths that they store.
+
+    Fewer hidden units would need other widths, which torch-pruning does not know.
+    """
+    return sorted({type(m).__name__ for m in module.modules() if isinstance(m, _SPLITTING)})
 
 
 def blocks_of(module: nn.Module) -> dict[nn.Module, str]:

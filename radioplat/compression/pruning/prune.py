@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ from radioplat.compression.pruning.groups import (
     units_to_remove,
     unsupported,
 )
-from radioplat.compression.pruning.prunable_parts import attentions
+from radioplat.compression.pruning.prunable_parts import attentions, splitting_blocks
 from radioplat.compression.pruning.rebuild import all_kept, original_name, rebuild, update_sizes
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.errors import SpecError
@@ -106,7 +107,7 @@ def _(
         raise SpecError(message, where="prune.blocks", hint="Set it to 0; channels and heads can be pruned.")
     if config.blocks:
         assert images is not None
-        kept = drop_blocks(small, config.blocks, images)
+        kept = drop_blocks(small, config.blocks, images, config.exclude)
     return _cut_channels(student, small, kept, config, score.of(student, small), aim)
 
 
@@ -197,7 +198,14 @@ def _cut_channels(
         score: of ``small``'s parameters.
         target: the units to remove, or their number; None for the amount in ``config``.
         readers: of ``small``'s backbone, cut in place.
+
+    Raises:
+        SpecError: a pattern of ``prune.exclude`` names no layer.
     """
+    names = [name for name, _ in student.backbone.named_modules()]
+    for i, pattern in enumerate(config.exclude):
+        if not fnmatch.filter(names, pattern):
+            raise SpecError(f"no layer of the backbone is called {pattern!r}", where=f"prune.exclude[{i}]")
     fused = [m for m in small.modules() if getattr(m, FUSED, False)]
     for module in fused:
         setattr(module, FUSED, False)
@@ -205,13 +213,18 @@ def _cut_channels(
         fixed = heads_that_stay(small) if PrunePart.heads in config.cut else []
         names = [name for name, module in small.named_modules() if module in fixed]
         with cut_by_groups(small):
-            units, sizes = _cut(small, config, score, target, all_kept(student, kept), readers, fixed)
+            units, sizes = _cut(small, config, score, target, kept, readers, fixed)
         for module in fused:
             setattr(module, FUSED, True)
         update_sizes(small)
         return rebuild(student, small, kept), Cuts(kept, units, sizes, names)
     except (IndexError, KeyError, RuntimeError, AttributeError, ArithmeticError, ValueError, AssertionError) as error:
         # Layers of some families store their sizes in ways that torch-pruning and update_sizes do not support.
+        if PrunePart.hidden in config.cut and (blocks := splitting_blocks(student.backbone)):
+            message = f"its blocks ({', '.join(blocks)}) split hidden channels at widths that they store"
+            hint = "Leave hidden out (prune.parts: [width]), or remove whole blocks (prune.blocks)."
+            kind = student.architecture.type
+            raise SpecError(f"{kind} cannot lose hidden units: {message}", where="prune.parts", hint=hint) from error
         raise unsupported(student, f"the pruned model does not run ({error})") from error
 
 
@@ -257,14 +270,15 @@ def _cut(
             hint="Leave width out, or train with distill.teacher[].use_head: true.",
         )
     graph = trace(student, readers)
-    groups = list(groups_of(student, graph, config, score, readers, fixed))
+    groups = list(groups_of(student, graph, config, score, readers, fixed, kept))
     if not groups:
         raise SpecError(
             "no layer of this backbone matches prune.parts and prune.exclude",
             where="prune.parts",
             hint="Name more prune.parts, or exclude fewer layers.",
         )
-    names = {group.layer: original_name(group.layer, kept) for group in groups}
+    unpruned = all_kept(student, kept)
+    names = {group.layer: original_name(group.layer, unpruned) for group in groups}
     sizes = {names[group.layer]: group.units for group in groups}
     remaining = None
     if isinstance(target, Aim):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from radioplat.compression.pruning.prunable_parts import attentions
+from radioplat.models.modifiers.fuse_branches import fuse_branches
 from radioplat.models.modifiers.reshaping import Reshaping, difference
 from radioplat.models.modifiers.sparsity import Sparsity
 from radioplat.models.student.student import Student, build_backbone
@@ -36,7 +37,10 @@ def rebuild(student: Student, small: Student, kept: dict[str, list[int]]) -> Stu
         kept: children that stay of the containers that lost blocks.
     """
     plain = replace(student.architecture, pruned=None)
-    shape = difference(build_backbone(plain), small.backbone, all_kept(student, kept))
+    unpruned = build_backbone(plain)
+    if plain.fused_branches:
+        fuse_branches(unpruned)
+    shape = difference(unpruned, small.backbone, all_kept(student, kept))
     # Projections of bindings fit the old widths; a run that binds makes its own.
     heads = tuple(replace(head, bindings=()) for head in plain.heads)
     made = Student(replace(plain, pruned=shape, heads=heads, sparsity=_renamed(plain.sparsity, kept)))

@@ -36,7 +36,9 @@ def calibrate(
     inputs = {n: q for n, q in new.items() if not n.endswith(WEIGHT)}
     if not inputs:
         return []
-    magnitudes = {name: Magnitudes() for name in inputs}
+    by_scale = {id(quantizer.scale): Magnitudes() for quantizer in inputs.values()}
+    # A shared scale is for the values of all tensors that it rounds.
+    magnitudes = {name: by_scale[id(quantizer.scale)] for name, quantizer in inputs.items()}
 
     def run_with(update: Callable[[Magnitudes, torch.Tensor], None]) -> None:
         """Run the images; call ``update`` with each quantizer's magnitudes and input."""

@@ -44,9 +44,13 @@ def calibrate_by_modelopt(
     if config.backend != BACKEND or config.algorithm in (Calibrator.minmax, Calibrator.max):
         return
     own = quantizers(model)
+    by_scale: dict[int, torch.Tensor] = {}
     for name, amax in modelopt_amax(model, run, config).items():
         if amax.max() > 0 and not name.startswith(settled):
-            own[name].set_amax(amax.to(own[name].scale.device))
+            # A shared scale is for the largest of the tensors that it rounds.
+            scale = own[name].scale
+            by_scale[id(scale)] = torch.maximum(amax, by_scale.get(id(scale), amax))
+            own[name].set_amax(by_scale[id(scale)].to(scale.device))
 
 
 def modelopt_amax(

@@ -12,18 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from radioplat.compression.quantization.calibrate import WEIGHT, calibrate
+from radioplat.compression.quantization.calibrate import calibrate
 from radioplat.compression.quantization.equalize import equalize
 from radioplat.compression.quantization.find_additions import find_additions
 from radioplat.compression.quantization.find_attention import find_attention
 from radioplat.compression.quantization.modelopt import calibrate_by_modelopt
 from radioplat.compression.quantization.placement import keeps_additions, place, place_attention
 from radioplat.compression.quantization.reestimate_norms import reestimate_norms
+from radioplat.compression.quantization.shared_scales import shared_scales
 from radioplat.compression.quantization.smooth import smooth
 from radioplat.data.loading.sample_images import check_calibration_images
 from radioplat.errors import SpecError
 from radioplat.models.modifiers.fold_batchnorm import fold_pairs, following_norms
-from radioplat.models.quantized.quantizer import Quantizer, in_float, quantizers
+from radioplat.models.modifiers.fuse_branches import PRUNED_WITH_THEM, branch_notes, count_convolutions, fusion_notes
+from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.schema.quantize import QuantizeConfig
 
@@ -45,6 +47,7 @@ class Quantized(Generic[M]):
             are not compared, because other positions may become queries.
         reestimated: convolutions whose outputs got the statistics of the float model.
         smoothed: layers whose inputs have factors of ModelOpt's SmoothQuant or AWQ, in the normalization before them.
+        notes: whether the branches of its blocks were fused, one sentence; none if it has none.
     """
 
     model: M
@@ -55,6 +58,7 @@ class Quantized(Generic[M]):
     cosine: dict[str, float] = field(default_factory=dict)
     reestimated: list[str] = field(default_factory=list)
     smoothed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -84,6 +88,7 @@ def quantize_model(
     size = model.architecture.img_size
     noise = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
     fused = copy.deepcopy(before).fuse_branches()
+    notes = fusion_notes(count_convolutions(before), count_convolutions(fused)) or branch_notes(fused, PRUNED_WITH_THEM)
     folded, pairs = fold_pairs(fused, noise, lambda one: [tensor for _, tensor in one.feature_probe(noise)])
     if not pairs:
         folded = copy.deepcopy(fused)
@@ -121,7 +126,7 @@ def quantize_model(
         names = [conv for conv, _ in pairs if conv in placement.layers and not conv.startswith(settled)]
         reestimated = reestimate_norms(made, folded, names, runs)
     cosine = mean_cosine(made, before, batches, device)
-    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine, reestimated, smoothed)
+    return Quantized(made.cpu(), len(pairs), equalized, idle, unfolded, cosine, reestimated, smoothed, notes)
 
 
 def mean_cosine(
@@ -144,38 +149,6 @@ def used_layers(model: nn.Module, run: Callable[[], object]) -> set[str]:
             hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: called.add(name)).remove)
         run()
     return called
-
-
-def shared_scales(model: nn.Module, run: Callable[[], object], settled: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the quantizers that read the same tensor as another of the same format, which is called first, by name.
-
-    Args:
-        run: runs images through the model.
-        settled: prefixes of quantizers that keep their scales.
-    """
-    reads: dict[str, list[tuple]] = {}
-    alive = []  # so that no address is used again
-    with contextlib.ExitStack() as hooks:
-
-        def note(quantizer: Quantizer, name: str, x: torch.Tensor) -> None:
-            """Note the place in memory of what a quantizer reads, and how often it was changed in place."""
-            alive.append(x)
-            reads.setdefault(name, []).append((x.data_ptr(), x.numel(), x._version, quantizer.format))
-
-        for name, quantizer in quantizers(model).items():
-            if not name.endswith(WEIGHT) and not name.startswith(settled):
-                hook = quantizer.register_forward_pre_hook(lambda q, args, name=name: note(q, name, args[0]))
-                hooks.callback(hook.remove)
-        with in_float(model):  # a rounded tensor would be a copy
-            run()
-    leaders: dict[tuple, str] = {}
-    shared: dict[str, str] = {}
-    for name, places in reads.items():
-        # Backbone, heads and the rest of a detector are described apart.
-        leader = leaders.setdefault((name.partition(".")[0], *places), name)
-        if leader != name:
-            shared[name] = leader
-    return shared
 
 
 def load_folded(quantized: nn.Module, folded: nn.Module) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,16 @@ from radioplat.data.index.scratch import scratch
 from radioplat.data.index.shard_index import ShardIndex
 from radioplat.data.scan.scan import Scanner, scan_in_processes
 from radioplat.data.scan.sources import contains_tars
+from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.resolved.paths import is_remote
 from radioplat.spec.schema.root import Spec
 
 SIDES = (0, 64, 128, 224, 384, 512, 768, 1024, 2048)
 EXAMPLES = 3
+_SECTIONS = frozenset(each.name for each in fields(Spec))
+_READ = ("dataset.train_dataset", "dataset.max_pixels", "cluster.")
+_HINT = "Fields of dataset.train_dataset (the prefix may be left out) and cluster, dataset.max_pixels and index_dir do."
 
 
 @dataclass
@@ -60,20 +64,28 @@ def survey_spec(folder: str, overrides: Sequence[str]) -> tuple[Spec, Path]:
 
     Args:
         folder: of tar shards, or else of images; local, ``s3://`` or ``gs://``.
-        overrides: fields of ``dataset.train_dataset``, for example ``native_resolution_filter.min_short_side=224``;
-            fields of section ``cluster``, for example ``cluster.mode=ray``; ``index_dir=...``.
+        overrides: fields of ``dataset.train_dataset``, with or without this prefix, for example
+            ``native_resolution_filter.min_short_side=224``; ``dataset.max_pixels``; fields of section ``cluster``, for
+            example ``cluster.mode=ray``; ``index_dir=...``.
 
     Raises:
-        SpecError: an override names no field.
+        SpecError: an override names no field, or one that changes no index.
     """
     folder = folder if is_remote(folder) else str(Path(folder).absolute())
     index_dir = next((o.partition("=")[2] for o in overrides if o.startswith("index_dir=")), None)
-    fields = [o for o in overrides if not o.startswith("index_dir=")]
-    paths = [o if o.startswith("cluster.") else f"dataset.train_dataset.{o}" for o in fields]
+    overrides = [o for o in overrides if not o.startswith("index_dir=")]
+    paths = [o if _section(o) in _SECTIONS else f"dataset.train_dataset.{o}" for o in overrides]
     source = {"tar_data_sources": [{"root_dir": folder}]} if contains_tars(folder) else {"images_dir": folder}
     default_name = folder.replace("://", "/").strip("/").replace("/", "_")
     where = Path(index_dir) if index_dir else Path("results/index") / default_name
-    return load_spec({"dataset": {"train_dataset": source}}, paths), where
+    spec = load_spec({"dataset": {"train_dataset": source}}, paths)
+    if idle := [path for o in paths if not (path := o.partition("=")[0].lstrip("+")).startswith(_READ)]:
+        raise SpecError(*(Problem("this field changes no index", path, _HINT) for path in idle))
+    return spec, where
+
+
+def _section(override: str) -> str:
+    return override.lstrip("+").partition("=")[0].partition(".")[0]
 
 
 def survey(

@@ -16,7 +16,7 @@ class ExecutionPace(ExecutionCallback):
     """Pauses after each turn of the execution's loop: a quarter as long as nothing has happened, within limits.
 
     The loop waits for tasks only while none has a result. Readers are usually ahead of training: then each task has a
-    result, which must wait for room in the object store, and the loop would run on without waiting.
+    result, which must wait for space in the object store, and the loop would run on without waiting.
     """
 
     def __init__(self) -> None:

@@ -97,11 +97,16 @@ def pack(
         progress: called with (phase, images done, images in all).
 
     Raises:
-        DataError: there is nothing to pack, ``out`` contains shards of another packing, or a file changes meanwhile.
+        DataError: there is nothing to pack, ``out`` cannot be created or contains shards of another packing, or a file
+            changes meanwhile.
     """
     out, options = Path(out), options or PackOptions()
     entries = list_entries(source)
-    (out / _NOTES).mkdir(parents=True, exist_ok=True)
+    try:
+        (out / _NOTES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = "Name a folder that can be written."
+        raise DataError(f"cannot create the folder {out}: {error.strerror}", where="out", hint=hint) from None
     workers = options.workers or os.cpu_count() or 1
     report = progress or (lambda phase, done, total: None)
     notes = out / _NOTES / ("decoded.jsonl" if options.verify else "headers.jsonl")

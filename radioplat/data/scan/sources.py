@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +9,7 @@ from radioplat.data.images.headers import IMAGE_EXTENSIONS
 from radioplat.data.storage.files import FileState, absolute, list_files, not_a_file
 from radioplat.errors import DataError
 from radioplat.spec.resolved.image_extension import image_extension
+from radioplat.spec.resolved.paths import no_such_folder, shards_hint
 from radioplat.spec.schema.dataset import SplitConfig
 
 
@@ -92,9 +92,10 @@ def _list_source(
     test = _is_tar if kind == "tar" else _is_image
     try:
         files = [ShardFile(name, state) for name, state in list_files(root, test)]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        is_there = isinstance(error, NotADirectoryError)
-        problem = f"is {not_a_file(root) or 'a file'}, not a folder" if is_there else "does not exist"
+    except FileNotFoundError:
+        raise DataError(no_such_folder(root, field)) from None
+    except NotADirectoryError:
+        problem = f"is {not_a_file(root) or 'a file'}, not a folder"
         raise DataError(f"the folder {root} {problem}", where=field, hint=_hint(root, kind)) from None
     except OSError as error:
         where = error.filename or root
@@ -107,9 +108,8 @@ def _list_source(
 
 def _hint(root: str, kind: Literal["tar", "image"]) -> str:
     """Return advice: other programs name shards one by one or by a pattern, or take a folder of images."""
-    before, pattern, _ = re.split(r"([{*]|$)", root, maxsplit=1)
-    if pattern or _is_tar(root):
-        return f"Name the folder of the shards, {before.rpartition('/')[0] or '/'}: all below it are read."
+    if hint := shards_hint(root):
+        return hint
     if kind == "tar" and _has_images(root):
         return f"It contains images: `radioplat pack {root} SHARDS` writes shards of them; or name it in images_dir."
     return "Name the folder of the data."

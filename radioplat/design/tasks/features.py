@@ -214,7 +214,7 @@ def _lean(spec: Spec, quantized: bool) -> Spec:
 
 def _with_feature_cache(run: Run) -> Spec:
     """Return the run's spec with a feature cache, since teachers' features of held-out images never change."""
-    folder = run.feature_cache or str(run.folder / "validation_features")
+    folder = run.feature_cache or str((run.home or run.folder) / "validation_features")
     cache = dataclasses.replace(run.spec.feature_cache, enabled=True, dir=folder)
     return dataclasses.replace(run.spec, feature_cache=cache)
 

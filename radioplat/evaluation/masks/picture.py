@@ -20,7 +20,7 @@ def answers_panel(answers: Answers) -> bytes:
     columns = {t: _upright(pixels) for t, pixels in zip(titles, answers.images, strict=True)}
     columns["truth"] = coloured(answers.masks, answers.classes)
     columns |= {name: coloured(answer, answers.classes) for name, answer in answers.by_model.items()}
-    return panel(columns, smooth=set(titles))
+    return panel(columns, photographs=set(titles))
 
 
 def coloured(classes: torch.Tensor, count: int) -> np.ndarray:

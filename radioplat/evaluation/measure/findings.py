@@ -21,7 +21,7 @@ class Findings:
         results: by the name of the metric; see the ``result`` of each.
         absent: a line for each result that was not measured, with the reason.
         pictures: of the metrics.
-        sample: spatial features of a few images; None without images.
+        sample: spatial features of a few images; None without pictures.
     """
 
     results: dict[str, Any] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class Findings:
     sample: SampleMaps | None = None
 
     @classmethod
-    def of(cls, metrics: Sequence[Metric], sample: SampleMaps | None = None) -> Findings:
+    def of(cls, metrics: Sequence[Metric]) -> Findings:
         """Compute the result of each metric, after all images were added.
 
         Raises:
             RadioplatError: a result cannot be computed.
         """
-        findings = cls(sample=sample if sample is not None and len(sample.images) else None)
+        findings = cls()
         for metric in metrics:
             findings.results[metric.name] = metric.result()
             findings.absent += metric.notes

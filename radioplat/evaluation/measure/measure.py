@@ -15,7 +15,6 @@ from radioplat.data.loading.split_images import Images
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.processes import Processes
-from radioplat.evaluation.measure.sample_maps import SampleMaps
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.metric import Metric, Setup, SharedMetric
 from radioplat.evaluation.models.evaluated_model import EvaluatedModel
@@ -33,7 +32,7 @@ def measure(
     progress: Callable[[int, int], None] | None = None,
     at_once: int = 1,
     processes: Processes | None = None,
-) -> SampleMaps:
+) -> None:
     """Pass all images to all metrics; each image is decoded once and encoded once by each model.
 
     Args:
@@ -47,12 +46,11 @@ def measure(
         RadioplatError: a head's width differs from its teacher's, or a metric raises it.
     """
     total = sum(math.ceil(len(images.rows) / images.batch_size) for images in (bank, queries))
-    count, sample = _Counter(progress, total), SampleMaps(setup)
+    count = _Counter(progress, total)
     with ThreadPoolExecutor(at_once, "encode") as pool:
         encode = processes.encode if processes else _encoder(pool.map)
         _learn(setup, metrics, encode(count(bank.batches()), dict(setup.models)))
-        _update(setup, metrics, encode(count(queries.batches()), dict(setup.models)), sample)
-    return sample
+        _update(setup, metrics, encode(count(queries.batches()), dict(setup.models)))
 
 
 def measure_together(
@@ -90,15 +88,13 @@ def _learn(setup: Setup, metrics: Sequence[Metric], encoded: _Encoded) -> None:
             metric.learn(batch)
 
 
-def _update(setup: Setup, metrics: Sequence[Metric], encoded: _Encoded, sample: SampleMaps | None = None) -> None:
-    """Pass held-out images to the metrics and to ``sample``."""
+def _update(setup: Setup, metrics: Sequence[Metric], encoded: _Encoded) -> None:
+    """Pass held-out images to the metrics."""
     for batch in _readable(setup, encoded):
         setup.held_out.add(batch)
         with torch.inference_mode():
             for metric in metrics:
                 metric.update(batch)
-            if sample is not None:
-                sample.update(batch)
 
 
 def _readable(setup: Setup, encoded: _Encoded) -> Iterator[EncodedBatch]:

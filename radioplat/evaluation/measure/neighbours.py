@@ -59,8 +59,8 @@ class Neighbours:
         labelled = (wanted >= 0).all() and all((labels[each] >= 0).all() for each in rows.values())
         ids = training.ids.numpy()
         return cls(
-            _pixels(queries, held_out.ids.numpy()[chosen], size),
-            {name: np.stack([_pixels(bank, ids[row], size) for row in each]) for name, each in rows.items()},
+            pixels_of(queries, held_out.ids.numpy()[chosen], size),
+            {name: np.stack([pixels_of(bank, ids[row], size) for row in each]) for name, each in rows.items()},
             {name: labels[each] == wanted[:, None] for name, each in rows.items()} if labelled else None,
         )
 
@@ -90,8 +90,12 @@ def _unit(features: torch.Tensor) -> torch.Tensor:
     return F.normalize(features.float().nan_to_num(0.0, 0.0, 0.0), dim=1)
 
 
-def _pixels(images: Images, ids: np.ndarray, size: int) -> np.ndarray:
-    """Return the views of samples, uint8 ``[len(ids), 3, size, size]``."""
+def pixels_of(images: Images, ids: np.ndarray, size: int) -> np.ndarray:
+    """Return the views of samples, uint8 ``[len(ids), 3, size, size]``.
+
+    Raises:
+        DataError: an image cannot be read again.
+    """
     batch = images.reader.read_rows(ids)
     if batch.faults:
         raise DataError(f"an image cannot be read again: {next(iter(batch.faults.values()))}")

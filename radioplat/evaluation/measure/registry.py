@@ -11,6 +11,7 @@ from radioplat.evaluation.metrics.knn import Knn
 from radioplat.evaluation.metrics.linear_probe import LinearProbe
 from radioplat.evaluation.metrics.metric import Metric
 from radioplat.evaluation.metrics.own_metrics import OwnMetrics
+from radioplat.evaluation.metrics.paired_knn import PairedKnn
 from radioplat.evaluation.metrics.resolution_agreement import ResolutionAgreement
 from radioplat.evaluation.metrics.shared_index import SharedIndex
 from radioplat.evaluation.metrics.zero_shot import ZeroShot
@@ -26,6 +27,7 @@ METRICS: tuple[type[Metric], ...] = (
     Correspondence,
     ZeroShot,
     SharedIndex,
+    PairedKnn,
     FeatureSimilarity,
     OwnMetrics,
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.metric import Metric, Setup
+from radioplat.evaluation.metrics.metric import Metric, Setup, percentage
 from radioplat.spec.schema.evaluate import CorrespondenceConfig
 from radioplat.tracking.table import Table
 
@@ -163,14 +163,14 @@ class Correspondence(Metric):
         """Return the result as tables of the report."""
         first = next(iter(result.values()), CorrespondenceResult({}, {}, 0, 0))
         rows = [
-            [name, *(f"{100 * r.pck[t]:.1f} % ({100 * r.ceiling[t]:.1f} %)" for t in first.pck)]
+            [name, *(percentage(share) for t in first.pck for share in (r.pck[t], r.ceiling[t]))]
             for name, r in result.items()
         ]
         note = (
             f"{first.images} images and a warped copy of each: share of positions matched within that share of the "
-            "side. In brackets the highest share that the model's grid allows."
+            "side, and the highest share that the model's grid allows."
         )
-        columns = ["model", *(f"PCK at {t:g}" for t in first.pck)]
+        columns = ["model", *(f"{share} at {t:g}" for t in first.pck for share in ("PCK", "highest"))]
         return [Table(columns, rows, "Correspondence under known homographies", note)]
 
     @classmethod

@@ -8,7 +8,7 @@ from radioplat.common import collectives
 from radioplat.common.ranks import Ranks
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
 from radioplat.evaluation.metrics.fidelity import FidelityMeter, FidelityResult, TeacherMean
-from radioplat.evaluation.metrics.metric import ModelRow, Setup, SharedMetric
+from radioplat.evaluation.metrics.metric import Column, ModelRow, Setup, SharedMetric
 from radioplat.losses.base.reduce import on_coarser_grid
 from radioplat.models.features import KINDS
 
@@ -78,7 +78,6 @@ class FeatureSimilarity(SharedMetric):
         return {kind: value.centered for kind, value in result.get(model, {}).items()}
 
     @classmethod
-    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
-        """Return one column of the table of models side by side, with both kinds of features."""
-        values = [[v for name, v in row.figures().items() if name.startswith("likeness/")] for row in rows]
-        return {"similarity": ["/".join(f"{value:.3f}" for value in each) or None for each in values]}
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, Column]:
+        """Return a column of the table of models side by side for each kind of feature."""
+        return {f"similar {kind}": Column(f"{cls.row}/{kind}") for kind in KINDS}

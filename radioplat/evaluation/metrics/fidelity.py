@@ -20,7 +20,7 @@ from radioplat.common.ranks import Ranks
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.metrics.cka import RowSample
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.metric import ModelRow, Setup, SharedMetric, cell
+from radioplat.evaluation.metrics.metric import Column, ModelRow, Setup, SharedMetric
 from radioplat.losses.base.reduce import on_coarser_grid
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.tracking.table import Table
@@ -222,10 +222,10 @@ class Fidelity(SharedMetric):
         }
 
     @classmethod
-    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, Column]:
         """Return columns of the table of models side by side: one for each head."""
         heads = dict.fromkeys(name for row in rows for name in row.figures() if name.startswith("fidelity/"))
-        return {head.partition("/")[2].replace("/", " "): [cell(row, head) for row in rows] for head in heads}
+        return {head.partition("/")[2].replace("/", " "): Column(head) for head in heads}
 
     def _heads(self) -> Iterator[tuple[str, str, str]]:
         for name, model in self.setup.models.items():
@@ -246,24 +246,20 @@ def size_of(student: str) -> int | None:
 
 
 def _by_student(result: dict[str, dict[str, dict[str, FidelityResult]]]) -> Table:
-    """Return a table with a row for each teacher and kind, and a column for each student."""
+    """Return a table with a row for each teacher, kind and student; without a column of CKA that no row has."""
     students = [name for name in result if not size_of(name)]
     heads = dict.fromkeys((t, k) for name in students for t, kinds in result[name].items() for k in kinds)
-    rows = [[t, k, *(_cosines(result[name].get(t, {}).get(k)) for name in students)] for t, k in heads]
+    values = [(t, k, name, result[name].get(t, {}).get(k)) for t, k in heads for name in students]
+    rows = [[t, k, name, value.centered, value.plain, value.cka] for t, k, name, value in values if value is not None]
+    measured = 6 if any(row[-1] is not None for row in rows) else 5
+    columns = ["teacher", "features", "model", "centered cosine", "plain cosine", "linear CKA"]
     return Table(
-        ["teacher", "features", *students],
-        rows,
+        columns[:measured],
+        [row[:measured] for row in rows],
         title="Fidelity to each teacher on held-out images",
-        note="Mean cosine without the teacher's training mean: a constant output scores 0. In brackets the plain "
-        "cosine, then debiased linear CKA.",
+        note="Means over the images. Centered: without the teacher's training mean, so that a constant output scores "
+        "0. CKA is debiased.",
     )
-
-
-def _cosines(value: FidelityResult | None) -> str | None:
-    if value is None:
-        return None
-    cka = "" if value.cka is None else f", {value.cka:.3f}"
-    return f"{value.centered:.3f} ({value.plain:.3f}{cka})"
 
 
 def _by_resolution(result: dict[str, dict[str, dict[str, FidelityResult]]]) -> Table:

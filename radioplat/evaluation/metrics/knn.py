@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -106,7 +107,7 @@ def _nearest_columns(similarity: Tensor, k: int) -> Tensor:
 
 
 @torch.no_grad()
-def knn_accuracy(
+def knn_answers(
     bank: Tensor,
     bank_labels: Tensor,
     queries: Tensor,
@@ -116,7 +117,7 @@ def knn_accuracy(
     temperature: float = 0.07,
     classes: int | None = None,
     search: Callable[[Tensor, Tensor], Callable[[Tensor, int], Nearest]] | None = None,
-) -> KnnResult:
+) -> tuple[KnnResult, Tensor]:
     """Classify each query by its k nearest bank samples; a neighbour votes with exp(cos / temperature).
 
     Exact: every query is compared with the complete bank, in chunks of bounded memory, in fp32.
@@ -131,6 +132,9 @@ def knn_accuracy(
         classes: number of classes; default the largest label plus one.
         search: called with the bank and its labels; returns a function of queries and k that replaces :func:`nearest`.
 
+    Returns:
+        The accuracy, and whether the class of each labelled query is right, bool ``[M]`` on the CPU.
+
     Raises:
         RadioplatError: one of the sides has no label, a label is not below ``classes``, or features are not finite.
     """
@@ -140,7 +144,7 @@ def knn_accuracy(
     require_rows(len(queries), bad, "validation")
     classes = class_count(bank_labels, query_labels, classes)
     k = min(k, len(bank))
-    correct1 = correct5 = 0
+    firsts, correct5 = [], 0
     block, group = block_sizes(len(bank), k, classes)
 
     def here(part: Tensor, k: int) -> Nearest:
@@ -149,11 +153,16 @@ def knn_accuracy(
 
     find = search(bank, bank_labels) if search else here
     for part, labels in zip(queries.split(group), query_labels.split(group), strict=True):
-        first, five = count_right(find(part, k), labels, classes, temperature)
-        correct1 += first
-        correct5 += five
-    count = len(queries)
-    return KnnResult(correct1 / count, correct5 / count, count, len(bank), k, classes)
+        first, five = right_answers(find(part, k), labels, classes, temperature)
+        firsts.append(first.cpu())
+        correct5 += int(five.sum())
+    right, count = torch.cat(firsts), len(queries)
+    return KnnResult(int(right.sum()) / count, correct5 / count, count, len(bank), k, classes), right
+
+
+def knn_accuracy(bank: Tensor, bank_labels: Tensor, queries: Tensor, query_labels: Tensor, **options: Any) -> KnnResult:
+    """Return the accuracy alone; see :func:`knn_answers`."""
+    return knn_answers(bank, bank_labels, queries, query_labels, **options)[0]
 
 
 def block_sizes(bank: int, k: int, classes: int) -> tuple[int, int]:
@@ -163,13 +172,19 @@ def block_sizes(bank: int, k: int, classes: int) -> tuple[int, int]:
 
 
 def count_right(neighbours: Nearest, labels: Tensor, classes: int, temperature: float) -> tuple[int, int]:
-    """Let the neighbours of queries vote, and count the queries whose class, int64 ``[M]``, is first, and among the
+    """Return the numbers of :func:`right_answers`."""
+    first, five = right_answers(neighbours, labels, classes, temperature)
+    return int(first.sum()), int(five.sum())
+
+
+def right_answers(neighbours: Nearest, labels: Tensor, classes: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Let the neighbours of queries vote; return whether each query's class, int64 ``[M]``, is first, and among the
     first five."""
     # Subtract the largest exponent: this scales all votes of a query equally and prevents overflow at a small T.
     weight = ((neighbours.similarity - neighbours.similarity[:, :1]) / temperature).exp()
     votes = weight.new_zeros(len(labels), classes).scatter_add_(1, neighbours.label, weight)
     hit = votes.topk(min(5, classes), dim=1).indices == labels[:, None]
-    return int(hit[:, 0].sum()), int(hit.any(dim=1).sum())
+    return hit[:, 0], hit.any(dim=1)
 
 
 def class_count(bank_labels: Tensor, query_labels: Tensor, classes: int | None) -> int:
@@ -224,10 +239,11 @@ class Knn(Metric):
             self.note_unlabelled("train" if queries.labelled else "val")
             return {}
         options = {"k": config.knn_k, "temperature": config.knn_temperature, "search": self.setup.search}
-        return {
-            name: knn_accuracy(bank.of(name), bank.labels, queries.of(name), queries.labels, **options)
-            for name in self.setup.models
-        }
+        results = {}
+        for name in self.setup.models:
+            answers = knn_answers(bank.of(name), bank.labels, queries.of(name), queries.labels, **options)
+            results[name], self.setup.right[name] = answers
+        return results
 
     def note_unlabelled(self, split: str) -> None:
         """Note that ``split``, ``train`` or ``val``, has no label."""

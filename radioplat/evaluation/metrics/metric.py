@@ -41,6 +41,7 @@ class Setup:
         device: for the metrics' own computations.
         batch_size, threads: of the reader of images.
         search: if given, makes the nearest-neighbour search of kNN from a bank and its labels.
+        right: by model, whether kNN names each labelled held-out image rightly, bool ``[M]``; set by metric ``knn``.
         training, held_out: summaries and labels of the images so far; complete when results are computed.
     """
 
@@ -54,6 +55,7 @@ class Setup:
     batch_size: int = 1
     threads: int = 1
     search: Callable[[Tensor, Tensor], Any] | None = None
+    right: dict[str, Tensor] = field(default_factory=dict)
     training: Summaries = field(default_factory=Summaries)
     held_out: Summaries = field(default_factory=Summaries)
 
@@ -91,6 +93,33 @@ class ModelRow(Protocol):
     def figures(self) -> dict[str, float]:
         """Return the model's figures: by a metric's ``row``, or ``<row>/<part>``."""
         ...
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of models side by side, with one figure of each model.
+
+    Attributes:
+        figure: its name in :meth:`ModelRow.figures`.
+        percent: whether it is a share, shown in percent.
+        own: whether it is a user's, of an unknown scale.
+    """
+
+    figure: str
+    percent: bool = False
+    own: bool = False
+
+    def value(self, row: ModelRow) -> str | None:
+        """Format the figure of a model; None if it has none."""
+        value = row.figures().get(self.figure)
+        if value is None:
+            return None
+        return f"{100 * value:.1f}" if self.percent else f"{value:.4g}" if self.own else f"{value:.3f}"
+
+    def difference(self, row: ModelRow) -> str | None:
+        """Format the difference from the first model in percentage points; None if there is none, or for a user's."""
+        difference = row.difference.get(self.figure)
+        return None if difference is None or self.own else f"{round(difference, 1) + 0.0:+.1f}"  # no -0.0
 
 
 class Metric(ABC):
@@ -191,9 +220,9 @@ class Metric(ABC):
         return {cls.objective: value} if cls.objective and value is not None else {}
 
     @classmethod
-    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
-        """Return columns, a cell for each row, of the table of models side by side."""
-        return {cls.column: [cell(row, cls.row, percent=True) for row in rows]} if cls.column else {}
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, Column]:
+        """Return the metric's columns of the table of models side by side, by their headings."""
+        return {cls.column: Column(cls.row, percent=True)} if cls.column else {}
 
 
 class SharedMetric(Metric):
@@ -209,15 +238,6 @@ class SharedMetric(Metric):
         Raises:
             RadioplatError: on every rank, if the metric cannot be computed.
         """
-
-
-def cell(row: ModelRow, figure: str, percent: bool = False) -> str | None:
-    """Format a figure of a model, with its difference from the first model in brackets; None if it has none."""
-    value, difference = row.figures().get(figure), row.difference.get(figure)
-    if value is None:
-        return None
-    shown = f"{100 * value:.1f}" if percent else f"{value:.3f}"
-    return shown if difference is None else f"{shown} ({round(difference, 1) + 0.0:+.1f})"  # no -0.0
 
 
 def percentage(share: float | None) -> str | None:

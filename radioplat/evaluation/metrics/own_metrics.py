@@ -10,7 +10,7 @@ from typing import Any
 from radioplat.common.imports import import_object
 from radioplat.errors import Problem, RadioplatError, SpecError, problems_of
 from radioplat.evaluation.metrics.encoded_batch import EncodedBatch
-from radioplat.evaluation.metrics.metric import Inputs, Metric, ModelRow, Setup
+from radioplat.evaluation.metrics.metric import Column, Inputs, Metric, ModelRow, Setup
 from radioplat.spec.schema.evaluate import EvaluateConfig
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.table import Table
@@ -138,14 +138,10 @@ class OwnMetrics(Metric):
         return cls.of_model(result, model)
 
     @classmethod
-    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, list[str | None]]:
+    def columns(cls, rows: Sequence[ModelRow]) -> dict[str, Column]:
         """Return columns of the table of models side by side: one for each own metric."""
-        figures = [row.figures() for row in rows]
-        names = dict.fromkeys(name for each in figures for name in each if name.startswith("metrics/"))
-        return {
-            name.partition("/")[2]: [None if name not in each else f"{each[name]:.4g}" for each in figures]
-            for name in names
-        }
+        names = dict.fromkeys(name for row in rows for name in row.figures() if name.startswith("metrics/"))
+        return {name.partition("/")[2]: Column(name, own=True) for name in names}
 
     def _show(self, method: str, batch: EncodedBatch) -> None:
         for metric in self._metrics:

@@ -157,8 +157,7 @@ class ResolutionAgreement(Metric):
         rows = [
             [
                 name if name == BACKBONE else f"head for {name}",
-                f"{p.low} and {p.high} px",
-                *(p.agreement, p.plain, p.shift),
+                *(p.low, p.high, p.agreement, p.plain, p.shift),
                 p.flag or "no switch seen",
             ]
             for name, pairs in result.items()
@@ -169,7 +168,7 @@ class ResolutionAgreement(Metric):
             "feature; another image's map scores 0. Shift: distance of the two mean features, in units of the "
             "features' spread. Neighbouring resolutions are judged."
         )
-        columns = ["features", "resolutions", "agreement", "plain cosine", "shift of the mean", "finding"]
+        columns = ["features", "lower px", "higher px", "agreement", "plain cosine", "shift of the mean", "finding"]
         return [Table(columns, rows, "Agreement of the student between resolutions", note)]
 
     @classmethod

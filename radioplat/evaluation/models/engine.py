@@ -28,6 +28,7 @@ class EngineModel:
         bytes: on disk, without the record.
         kernels: number of convolution and GEMM kernels by data type; empty if the builder does not list them.
         milliseconds: median latency of its smallest batch, from its record; None if it was not measured.
+        warning: that its INT8 products overflow on this machine's CPU; empty if they do not.
         reason: why it cannot run on this machine; empty if it can.
         interface: names and shapes of its inputs and outputs.
 
@@ -53,6 +54,7 @@ class EngineModel:
         batches = (record.get("latency") or {}).get("batches") or {}
         smallest = batches.get(str(record["batch"][0]), {}).get(record["data_type"], {})
         self.milliseconds: float | None = smallest.get("p50")
+        self.warning = _overflows(path) if record["library"] == "onnxruntime" and "int8" in self.kernels else ""
         self.reason = ""
         self._runner: EngineRunner | None = None
         try:
@@ -89,6 +91,14 @@ class EngineModel:
         """
         assert self._runner is not None
         mark_evaluated(self.path, figures, device=self._runner.device)
+
+
+def _overflows(path: Path) -> str:
+    import onnx  # of the extra `onnx`: other engines are evaluated without it
+
+    from radioplat.exporting.qdq.int8_overflow import overflow_warning
+
+    return overflow_warning(onnx.load(str(path)))
 
 
 def _named(error: EngineError, where: str) -> EngineError:

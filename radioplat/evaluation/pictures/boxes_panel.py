@@ -42,7 +42,7 @@ def boxes_panel(
             _with_detections(pixels, picture, each, classes, threshold)
             for pixels, picture, each in zip(shown, pictures, of_model, strict=True)
         ]
-    return panel({name: np.stack(cells) for name, cells in columns.items()}, smooth=set(columns))
+    return panel({name: np.stack(cells) for name, cells in columns.items()}, photographs=set(columns))
 
 
 def _with_truth(pixels: np.ndarray, picture: Picture, classes: Sequence[str]) -> np.ndarray:

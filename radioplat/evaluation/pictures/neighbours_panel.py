@@ -28,7 +28,7 @@ def neighbours_panel(
     for name, near in nearest.items():
         frames = [None] * len(near) if same is None else same[name]
         columns[name] = np.stack([_strip(*each) for each in zip(near, frames, strict=True)])
-    return panel(columns, smooth=columns, cell=1.0)
+    return panel(columns, photographs=columns, cell=1.0)
 
 
 def _strip(images: np.ndarray, same: np.ndarray | None) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch import Tensor
 # Maximum number of rows to fit a basis on; more would hardly change three components, at quadratic cost.
 _FIT_ROWS = 4096
 _ROBUST = (0.01, 0.99)
+_LETTERS = 9  # of a column's title, to an inch
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ def pca_panel(
     return panel({"image": pixels} | _columns(maps, same_space or {}, len(pixels), stretch))
 
 
-def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",), cell: float = 1.75) -> bytes:
+def panel(columns: Mapping[str, np.ndarray], photographs: Collection[str] = ("image",), cell: float = 1.75) -> bytes:
     """Return pictures side by side as a PNG: one row per image, a title above each column.
 
     Args:
         columns: uint8 ``[N, h, w, 3]`` by title. All cells have the height of the first column's.
-        smooth: titles of columns that are photographs, which keep their proportions; in other columns each pixel is
-            drawn as a square, in cells of the first column's shape.
+        photographs: titles of columns that keep their proportions; others are maps, which are interpolated to the first
+            column's shape.
         cell: width of the first column in inches.
     """
     from matplotlib.figure import Figure  # not pyplot, which keeps global state
@@ -104,7 +105,7 @@ def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",
     pixels = next(iter(columns.values()))
     gap, head = 0.06, 0.46
     tall = cell * pixels.shape[1] / pixels.shape[2]
-    widths = [tall * p.shape[2] / p.shape[1] if title in smooth else cell for title, p in columns.items()]
+    widths = [tall * p.shape[2] / p.shape[1] if title in photographs else cell for title, p in columns.items()]
     width = sum(widths) + gap * (len(columns) + 1)
     height = len(pixels) * (tall + gap) + head
     figure = Figure(figsize=(width, height), dpi=128, facecolor="white")
@@ -113,15 +114,15 @@ def panel(columns: Mapping[str, np.ndarray], smooth: Collection[str] = ("image",
         for r, picture in enumerate(pictures):
             bottom = 1 - (head + (r + 1) * tall + r * gap) / height
             axes = figure.add_axes((left, bottom, wide, tall / height))
-            axes.imshow(picture, interpolation="antialiased" if title in smooth else "nearest", aspect="auto")
+            axes.imshow(picture, interpolation="antialiased" if title in photographs else "bicubic", aspect="auto")
             axes.set_axis_off()
         figure.text(
             left + wide / 2,
             1 - head / 2 / height,
-            _wrapped(title),
+            _wrapped(title, max(8, int(widths[c] * _LETTERS))),
             ha="center",
             va="center",
-            fontsize=9,
+            fontsize=13,  # still readable where a page shows the picture at a third of its size
             color="#222222",
             linespacing=1.15,
         )
@@ -158,8 +159,8 @@ def _float_rows(maps: Tensor) -> Tensor:
     return maps.detach().to("cpu", torch.float32).flatten(0, -2).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _wrapped(title: str, width: int = 24) -> str:
-    """Break a long column title into two lines, at a space if there is one."""
+def _wrapped(title: str, width: int) -> str:
+    """Break a column title that is longer than ``width`` letters into two lines, at a space if there is one."""
     if len(title) <= width:
         return title
     at = title.rfind(" ", 0, width)

@@ -13,10 +13,9 @@ import contextlib
 import json
 import logging
 import tempfile
-import timeit
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,18 @@ import onnx
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
+from radioplat.exporting.latency import measure_in_turn
+from radioplat.exporting.made_of import record_sources
 from radioplat.exporting.qdq.graph import Graph, name_of, read_graph
 from radioplat.exporting.qdq.graph_layers import find_layers
+from radioplat.exporting.qdq.int8_overflow import overflow_warning
 from radioplat.exporting.qdq.mark import module_of
+from radioplat.models.source import source_of
 from radioplat.spec.schema.export import CpuQuantization, CpuTarget
 
 FIELD = "export.cpu"
 _HEADS = "heads."  # regressions, which stay float
-_REPEATS = 5
+_SECONDS = 1.0  # of measurement for each file, in turn
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class CpuReport:
         images: number of images of the comparison; not used for calibration, if there are enough.
         cosine: between the features of the fp32 file and this one, mean over images, minimum over outputs.
         bytes, fp32_bytes: sizes of both files.
-        seconds, fp32_seconds: time of a batch of one on this machine's CPU, the fastest of five.
+        seconds, fp32_seconds: time of a batch of one on this machine's CPU, the median of calls in turn.
+        warning: that its products overflow on this machine's CPU; empty if they do not.
     """
 
     path: Path
@@ -60,6 +64,7 @@ class CpuReport:
     fp32_bytes: int
     seconds: float
     fp32_seconds: float
+    warning: str = ""
 
 
 def quantize_for_cpu(
@@ -82,6 +87,7 @@ def quantize_for_cpu(
                 _dynamic(source, aside)
             else:
                 _static(model, aside, target, batches[:-1] or batches)
+            record_sources(aside, [source_of(source)])
             onnx.checker.check_model(str(aside))
     except (RuntimeError, ValueError, AttributeError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -155,8 +161,8 @@ def _compare(source: Path, path: Path, method: CpuQuantization, target: CpuTarge
     name = sessions[0].get_inputs()[0].name
     ours, theirs = (session.run(None, {name: images}) for session in reversed(sessions))
     one = images if isinstance(sessions[0].get_inputs()[0].shape[0], int) else images[:1]
-    timers = [timeit.Timer(partial(session.run, None, {name: one})) for session in sessions]
-    fp32_seconds, seconds = (min(timer.repeat(_REPEATS, number=1)) for timer in timers)
+    timers = {str(file): _timer(run, {name: one}) for file, run in zip((source, path), sessions, strict=True)}
+    before, after = measure_in_turn(timers, _SECONDS).values()
     model = onnx.load(str(path))
     return CpuReport(
         path=path,
@@ -168,9 +174,22 @@ def _compare(source: Path, path: Path, method: CpuQuantization, target: CpuTarge
         cosine=min(_cosine(a, b) for a, b in zip(ours, theirs, strict=True)),
         bytes=path.stat().st_size,
         fp32_bytes=sum(file.stat().st_size for file in source.parent.glob(f"{source.name}*") if file.suffix != ".json"),
-        seconds=seconds,
-        fp32_seconds=fp32_seconds,
+        seconds=after.p50 / 1000,
+        fp32_seconds=before.p50 / 1000,
+        warning=overflow_warning(model),
     )
+
+
+def _timer(session: Any, images: dict[str, np.ndarray]) -> Callable[[], float]:
+    """Return a function that runs the images and returns its milliseconds."""
+
+    def call() -> float:
+        """Run them."""
+        start = time.perf_counter()
+        session.run(None, images)
+        return 1000 * (time.perf_counter() - start)
+
+    return call
 
 
 def _count(model: onnx.ModelProto) -> int:

@@ -19,7 +19,7 @@ from radioplat.exporting.engines.backends.calibration import is_calibrated
 from radioplat.exporting.engines.backends.openvino import load_openvino
 from radioplat.exporting.engines.comparison import causes_of_slowness, compare_latency, warnings_of
 from radioplat.exporting.engines.coverage import Coverage, coverage
-from radioplat.exporting.engines.engine_record import mark_latency, state_of, write_engine
+from radioplat.exporting.engines.engine_record import backend_of, mark_latency, state_of, write_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.engines.execution import try_execution
 from radioplat.exporting.engines.float_twins import float_types, write_in_fp32, write_twin
@@ -27,6 +27,7 @@ from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEn
 from radioplat.exporting.engines.layer_precision import precisions_of, set_precisions
 from radioplat.exporting.engines.library import choose_backend, cuda_driver
 from radioplat.exporting.engines.onnx_input import OnnxInput, check_data_type, parse_engine_type, read_onnx
+from radioplat.exporting.made_of import recorded_sources
 from radioplat.spec.checks.tasks.engine import engine_problems
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
@@ -62,8 +63,8 @@ class EngineReport:
         coverage: the quantized kernels and layers.
         executed: whether it ran on this machine.
         execution: device and difference from the ONNX file, or the ``reason`` why it did not run.
-        latency: beside that of fp32 and fp16; see :func:`radioplat.exporting.engines.comparison.compare_latency`. None
-            if it was not measured.
+        latency: beside those of its float twins, see :func:`radioplat.exporting.engines.comparison.compare_latency`;
+            None if it was not measured.
         notes: deviations from the request, one sentence each.
     """
 
@@ -116,7 +117,7 @@ def build_engine(
         gpu_id: the GPU to build and run on.
         verbose: print the builder's messages to standard error.
         latency_seconds: of measuring each precision and batch size, if this machine can run the engine; the file is
-            then also built without Q/DQ in fp32 and fp16. 0: no latency is measured.
+            then also built without Q/DQ in fp32, fp16 and bf16. 0: no latency is measured.
 
     Raises:
         EngineError: a wrong field, a file that does not match the config, or the builder's reason.
@@ -183,6 +184,9 @@ def _write(
     types = [*_types(typed, data_type), *precisions_of(config.layers_precision)]
     built: BuiltEngine = importlib.import_module(_BACKENDS[backend]).build(typed, request, types)
     built = dataclasses.replace(built, notes=[*notes, *built.notes])
+    if (before := backend_of(path)) and before != backend.value:
+        hint = f"{SECTION}.trt_engine names another file, so that both stay"
+        built.notes.append(f"it takes the place of the engine of {before} that was at {path}; {hint}")
     seconds = round(time.monotonic() - start, 3)
     covered = coverage(file.layers, built.kernels, built.requantizing)
     write_engine(path, built.data, _facts(file, built, types, covered, backend, reason, seconds, config))
@@ -192,9 +196,10 @@ def _write(
 def _write_twins(
     source: Path, backend: EngineBackend, reason: str, request: BuildRequest, scratch: Path
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """Build ``source`` without Q/DQ in fp32 and fp16; return the engines by data type, and reasons for missing ones."""
-    engines, missing = dict[str, Path](), dict[str, str]()
-    for name in float_types(parse_engine_type(request.config.data_type)):
+    """Build ``source`` without Q/DQ in each float type; return the engines by type, and reasons for missing ones."""
+    engines = dict[str, Path]()
+    names, missing = float_types(parse_engine_type(request.config.data_type), backend)
+    for name in names:
         path = scratch / f"{name}.engine"
         config = dataclasses.replace(
             request.config, data_type=name, layers_precision=[], calibration=CalibrationConfig()
@@ -232,6 +237,7 @@ def _facts(
     return {
         "onnx": file.path.name,
         "onnx_sha256": file.sha256,
+        "onnx_sources": [{"name": each.name, "files": each.files} for each in recorded_sources(file.model)],
         "inputs": {name: {"shape": shape, "dtype": "float32"} for name, shape in file.inputs.items()},
         "outputs": {name: {"shape": shape, "dtype": "float32"} for name, shape in file.outputs.items()},
         "backend": backend.value,
@@ -249,6 +255,7 @@ def _facts(
         "kernels": None if built.kernels is None else dict(Counter(kernel.data_type for kernel in built.kernels)),
         "layers": built.layers,
         "coverage": dataclasses.asdict(covered),
+        "rest": built.rest,
         "notes": built.notes,
         "config": dataclasses.asdict(config),
     }

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from radioplat.common.cpu_threads import cpu_name
+from radioplat.common.cpu_threads import INT8_UNITS, UNITS, cpu_name
 from radioplat.exporting.engines.coverage import Coverage
 from radioplat.exporting.engines.engine_runner import load_engine
-from radioplat.exporting.engines.latency import Latency, measure_in_turn, timer
+from radioplat.exporting.engines.latency import timer
+from radioplat.exporting.latency import Latency, measure_in_turn
 from radioplat.spec.schema.engine import EngineBackend
-
-# Of a CPU that decide about INT8 and half precision.
-_INT8_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni")
-_UNITS = (*_INT8_UNITS, "amx_bf16", "avx512_bf16", "avx512_fp16", "avx2")
 
 
 def compare_latency(
@@ -30,7 +27,7 @@ def compare_latency(
 
     Returns:
         ``device``, ``cpu``, ``threads`` and ``method``; ``batches``: by batch size and data type the
-        :class:`~radioplat.exporting.engines.latency.Latency`; ``speed_up``: by batch size and other data type, its p50
+        :class:`~radioplat.exporting.latency.Latency`; ``speed_up``: by batch size and other data type, its p50
         over the engine's; ``fastest``: data type by batch size; ``not_measured``.
     """
     import torch
@@ -46,7 +43,7 @@ def compare_latency(
         batches[str(size)] = measure_in_turn(timers, seconds)
     return {
         "device": first.device,
-        "cpu": cpu_name(_UNITS),
+        "cpu": cpu_name(UNITS),
         "threads": torch.get_num_threads() if first.device == "cpu" else None,
         "method": method,
         "batches": {
@@ -88,7 +85,7 @@ def causes_of_slowness(
         causes.append(
             "onnxruntime's INT8 convolutions are slow on CPUs: gen_trt_engine.backend=openvino runs the file faster"
         )
-    if latency["device"] == "cpu" and not any(unit in latency["cpu"] for unit in _INT8_UNITS):
+    if latency["device"] == "cpu" and not any(unit in latency["cpu"] for unit in INT8_UNITS):
         causes.append("this CPU has no instructions for INT8 (AVX512-VNNI, AVX-VNNI or AMX): measure on one that has")
     if covered.in_float_kernels:
         causes.append(f"{len(covered.in_float_kernels)} quantized layers are computed in floats: `radioplat profile`")

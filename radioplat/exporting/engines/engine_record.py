@@ -86,6 +86,15 @@ def read_record(engine: str | Path) -> dict[str, Any]:
     return record
 
 
+def backend_of(engine: str | Path) -> str:
+    """Return the backend that an engine's record names; empty where there is no engine, or no readable record."""
+    try:
+        record = json.loads(record_path(engine).read_text(encoding="utf-8"))
+        return str(record["backend"]) if Path(engine).is_file() else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def state_of(record: Mapping[str, Any]) -> str:
     """Return an engine's state: ``written, never executed``, ``executed on cpu``, ``executed on cpu, evaluated``."""
     if not record["executed"]:

@@ -1,4 +1,4 @@
-"""The float twins of an ONNX file: the same graph without Q/DQ, in fp32 and in fp16."""
+"""The float twins of an ONNX file: the same graph without Q/DQ, in fp32, fp16 and bf16."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 import onnx
 from onnx import ModelProto, numpy_helper
 
+from radioplat.exporting.engines.backends.openvino import load_openvino, native_floats
 from radioplat.exporting.onnx.precision import FLOAT_CODES, retype, widen
 from radioplat.exporting.onnx.publish import save
 from radioplat.exporting.qdq.graph import DEQUANTIZE, QUANTIZE, Graph, attribute, replace_entries
+from radioplat.spec.schema.engine import EngineBackend
 
 
 def write_twin(source: Path, data_type: str, path: Path) -> Path:
@@ -86,6 +88,15 @@ def _floats(graph: Graph, node: onnx.NodeProto, stored: np.ndarray) -> np.ndarra
     return np.ascontiguousarray((wide * along(scale.astype(np.float32))).astype(scale.dtype))
 
 
-def float_types(data_type: str) -> list[str]:
-    """Return the float types to compare an engine of ``data_type`` with."""
-    return [name for name in ("fp32", "fp16") if name != data_type and name in FLOAT_CODES]
+def float_types(data_type: str, backend: EngineBackend) -> tuple[list[str], dict[str, str]]:
+    """Return the float types to compare an engine of ``data_type`` with, and reasons against the others.
+
+    ``onnxruntime`` has none in bf16 for CPUs, which is no news to anyone and gets no reason.
+    """
+    names, missing = [name for name in FLOAT_CODES if name != data_type], dict[str, str]()
+    if backend is EngineBackend.onnxruntime:
+        names = [name for name in names if name != "bf16"]
+    if backend is EngineBackend.openvino:
+        able = native_floats(load_openvino())
+        missing = {name: f"this CPU does not compute in {name}" for name in names if name not in able}
+    return [name for name in names if name not in missing], missing

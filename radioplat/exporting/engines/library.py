@@ -7,16 +7,24 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
+from radioplat.common.imports import INSTALL_TENSORRT
+from radioplat.common.imports import TENSORRT as MODULES
 from radioplat.errors import EngineError
 from radioplat.spec.schema.engine import EngineBackend
 
-RTX = ("tensorrt_rtx", "tensorrt_rtx_bindings")
-TENSORRT = ("tensorrt",)
-_INSTALL = "Install one: pip install 'radioplat[engine]'."
+RTX, TENSORRT = MODULES["tensorrt_rtx"], MODULES["tensorrt"]
 
 
-def load_tensorrt(names: Sequence[str] = (*RTX, *TENSORRT), hint: str = _INSTALL) -> ModuleType:
+def load_tensorrt(
+    names: Sequence[str] = (*RTX, *TENSORRT),
+    hint: str = INSTALL_TENSORRT["tensorrt_rtx"],
+    where: str = "gen_trt_engine.backend",
+) -> ModuleType:
     """Import the first TensorRT that can be imported.
+
+    Args:
+        hint: how to install one.
+        where: the field or file that needs it.
 
     Raises:
         EngineError: none can; the hint says how to install one.
@@ -30,7 +38,7 @@ def load_tensorrt(names: Sequence[str] = (*RTX, *TENSORRT), hint: str = _INSTALL
         except (ImportError, OSError) as error:  # installed without one of its shared libraries
             broken.append(f"{name}: {error}")
     reasons = f" ({'; '.join(broken)})" if broken else ""
-    raise EngineError(f"no TensorRT can be imported{reasons}", hint=hint)
+    raise EngineError(f"no TensorRT can be imported{reasons}", where=where, hint=hint)
 
 
 def choose_backend(backend: EngineBackend) -> tuple[EngineBackend, str]:

@@ -15,7 +15,8 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.engine_record import read_record
 from radioplat.exporting.engines.engine_runner import SESSIONS, load_engine
 from radioplat.exporting.engines.interface import LayerTime
-from radioplat.exporting.engines.latency import Latency, measure_in_turn, timer
+from radioplat.exporting.engines.latency import timer
+from radioplat.exporting.latency import Latency, measure_in_turn
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
 # Words in the kinds of layers of OpenVINO, onnxruntime and TensorRT, lower case; the first match counts.

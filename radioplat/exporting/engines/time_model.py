@@ -9,8 +9,9 @@ from typing import Any
 from radioplat.common.imports import require_extra
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.engine_runner import load_engine
-from radioplat.exporting.engines.latency import measure_in_turn, timer
+from radioplat.exporting.engines.latency import timer
 from radioplat.exporting.engines.library import choose_backend
+from radioplat.exporting.latency import measure_in_turn
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.spec.resolved.number_formats import engine_type
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig

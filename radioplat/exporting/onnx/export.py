@@ -16,6 +16,7 @@ import torch
 from radioplat.compression.quantization.calibrate import WEIGHT
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy.trtexec import require_readable
+from radioplat.exporting.made_of import record_sources
 from radioplat.exporting.onnx.compare import Agreement, Noise, compare_with_torch
 from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
 from radioplat.exporting.onnx.flat_detector import flatten
@@ -38,7 +39,9 @@ from radioplat.exporting.qdq.report import (
     student_weight_only,
     write_report,
 )
+from radioplat.models.modifiers.fuse_branches import fusion_notes
 from radioplat.models.quantized.quantizer import in_float, quantizers
+from radioplat.models.source import Source
 from radioplat.models.vision_model import VisionModel
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, parse_version, unread_operators
 
@@ -96,6 +99,7 @@ def export_onnx(
     images: np.ndarray | None = None,
     least_cosine: float = LEAST_COSINE,
     verbose: bool = False,
+    sources: Sequence[Source] = (),
 ) -> OnnxReport:
     """Write ``student`` as ONNX, after comparing the file with torch.
 
@@ -117,6 +121,7 @@ def export_onnx(
         images: float32 ``[N, 3, H, W]`` in [0, 1] to compare the file with torch on; None: noise.
         least_cosine: of the features of a quantized student's file with torch's, for each image and output.
         verbose: print the messages of torch's exporter.
+        sources: the checkpoint that ``student`` was read from, for the file's metadata.
 
     Raises:
         EngineError: an unknown adaptor or data type, a student that cannot be traced at this size, a file that cannot
@@ -129,9 +134,7 @@ def export_onnx(
     if float_path is None:  # otherwise TensorRT reads the graph without Q/DQ
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
     opset, notes = choose_opset(opset, data_type, module.formats, tensorrt_version)
-    before, after = module.convolutions
-    if after < before:
-        notes.append(f"branches of its blocks are one convolution each: {after} convolutions instead of {before}")
+    notes += fusion_notes(*module.convolutions)
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]
@@ -172,6 +175,8 @@ def export_onnx(
         if data_type != "fp32":
             cost = _lower(written, data_type, check)
             report = replace(report, data_type=data_type, precision_error=cost)
+        for file in (written, float_file) if float_file else (written,):
+            record_sources(file, sources)
         onnx.checker.check_model(str(written), full_check=True)
         report = replace(report, bytes=sum(file.stat().st_size for file in folder.iterdir() if file.is_file()))
         publish(folder, path)

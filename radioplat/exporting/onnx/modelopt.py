@@ -20,10 +20,12 @@ import onnx
 
 from radioplat.common.imports import needs
 from radioplat.errors import EngineError, SpecError
+from radioplat.exporting.made_of import record_sources
 from radioplat.exporting.onnx.flat_student import INPUT
 from radioplat.exporting.qdq.graph import Graph, read_graph
 from radioplat.exporting.qdq.graph_layers import find_layers
 from radioplat.exporting.reference_session import open_reference
+from radioplat.models.source import source_of
 
 # Arguments set by radioplat; the others can be given as quantize.backend_kwargs.
 _OWN = ("onnx_path", "output_path", "quantize_mode", "calibration_data", "calibration_method", "model_id")
@@ -121,6 +123,7 @@ def quantize_onnx(
                 raise EngineError(f"ModelOpt wrote nothing for {source}", where="quantize.backend")
             if data_type != "fp16" or _is_finite(file, images):
                 break
+        record_sources(file, [source_of(source)])
         layers = layers_of(onnx.load(str(file)))
         if not layers.quantized:
             raise EngineError(f"ModelOpt quantized no layer of {source}", where="quantize.backend")

@@ -3,7 +3,8 @@
 The rules are those of TensorRT's explicit quantization (Developer Guide, "Working with Quantized Types"): a layer runs
 in low precision if both its operands are outputs of DequantizeLinear. Weights have scales per output channel,
 activations per tensor, all symmetric. There are no Q/DQ between a convolution and operations fused to it. The other
-branch of an addition that is fused into a convolution is quantized. Normalization is in floats.
+branch of an addition that is fused into a convolution is quantized. A tensor has one scale, also where branches are
+joined or pooled. Normalization is in floats.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ NORMALIZATIONS = frozenset(
 )
 # Operations that TensorRT fuses to a convolution before them.
 _FUSED = frozenset({"Relu", "LeakyRelu", "Clip", "BatchNormalization", "PRelu"})
+# Activations that it fuses too, as pointwise operations: SiLU, HardSwish, GELU, Mish, gates, and what they are made of.
+_SMOOTH = frozenset(
+    {"Sigmoid", "Swish", "HardSigmoid", "HardSwish", "Gelu", "Erf", "Tanh", "Mish", "Softplus", "Elu", "Selu", "Celu"}
+)
+# Operations whose outputs are values of their inputs: TensorRT moves a QuantizeLinear from behind to before them.
+_SELECTS = MOVES_ONLY | {"Concat", "MaxPool"}
 _UNSIGNED = frozenset({TensorProto.UINT8, TensorProto.UINT4, TensorProto.UINT16})
 ERROR, ADVICE = "error", "advice"
 
@@ -97,6 +104,7 @@ def lint(model: ModelProto | str | Path, allowed: Sequence[str] = (), weight_onl
         findings += _layer(graph, layer, layer.name in free, layer.name in lighter)
     for node in graph.nodes:
         findings += _node(graph, node)
+    findings += _two_scales(graph)
     quantized = sum(layer.is_quantized for layer in layers)
     free = [layer.name for layer in layers if layer.name in free and not layer.is_quantized]
     return LintReport(len(layers), quantized, free, findings)
@@ -169,6 +177,8 @@ def _node(graph: Graph, node: NodeProto) -> Iterator[Finding]:
             yield Finding(name_of(node), "quantized-normalization", f"the input of this {node.op_type} is quantized")
     elif node.op_type == "Add":
         yield from _residual(graph, node)
+    elif node.op_type == "Concat":
+        yield from _concat(graph, node)
     elif node.op_type == "MatMul" and not any(graph.is_constant(name) for name in node.input):
         if len({_is_dequantized(graph, name) for name in node.input}) == 2:
             yield Finding(name_of(node), "half-quantized", "one of the two activations it multiplies is quantized")
@@ -209,21 +219,59 @@ def _quantize(graph: Graph, node: NodeProto) -> Iterator[Finding]:
         yield Finding(
             name, "double-quantization", f"it quantizes the output of {name_of(before)} again, by another scale"
         )
-    siblings = [other for other in graph.consumers(node.input[0]) if other.op_type == QUANTIZE]
-    different = [other for other in siblings if not same_scale(graph, node, other)]
-    if siblings and siblings[0] is node and different:
-        message = f"{name_of(different[0])} quantizes the same tensor by another scale, so it is written twice"
-        yield Finding(name, "two-scales", message)
     if before is None or before.op_type not in CONVOLUTIONS:
         return
     if not all(_has_one_consumer(graph, name) for name in (source, *(step.output[0] for step in passed))):
         return  # other nodes read the output of the convolution, so nothing is fused to it
     dequantized = [consumer.output[0] for consumer in consumers if consumer.op_type == DEQUANTIZE]
     for after in (node for output in dequantized for node in graph.consumers(output)):
-        fused = after.op_type in _FUSED or _is_bias(graph, after)
+        fused = after.op_type in _FUSED or _is_bias(graph, after) or _is_smooth(graph, after)
         if fused or (after.op_type == "Add" and not _fused_convolutions(graph, after)):
             message = f"it is between {name_of(before)} and {name_of(after)}, which would be one kernel"
             yield Finding(name, "pair-behind-conv", message)
+
+
+def _two_scales(graph: Graph) -> Iterator[Finding]:
+    """Report tensors that are quantized by two scales, directly or behind operations that only select values."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.nodes:
+        if node.op_type == QUANTIZE and not graph.is_constant(node.input[0]):
+            for name in _selected_from(graph, node.input[0]):
+                readers.setdefault(name, []).append(node)
+    reported = set()
+    for first, *others in readers.values():
+        other = next((other for other in others if not same_scale(graph, first, other)), None)
+        if other is None or (name_of(first), name_of(other)) in reported:
+            continue
+        reported.add((name_of(first), name_of(other)))
+        where = "" if other.input[0] == first.input[0] else ", which a concatenation, pooling or reshaping passes on,"
+        message = f"{name_of(other)} quantizes the same tensor{where} by another scale, so it is written twice"
+        yield Finding(name_of(first), "two-scales", message)
+
+
+def _selected_from(graph: Graph, name: str) -> list[str]:
+    """Return the tensors whose values tensor ``name`` has, over several steps, and itself."""
+    reached, waiting = [], [name]
+    while waiting:
+        each = waiting.pop()
+        if each in reached:
+            continue
+        reached.append(each)
+        before = graph.producer(each)
+        if before is not None and before.op_type in _SELECTS:
+            parts = before.input if before.op_type == "Concat" else before.input[:1]
+            waiting += [part for part in parts if not graph.is_constant(part)]
+    return reached
+
+
+def _concat(graph: Graph, node: NodeProto) -> Iterator[Finding]:
+    """Check that the quantized tensors that are joined have one scale."""
+    producers = [graph.producer(graph.source(n, MOVES_ONLY)[0]) for n in node.input if not graph.is_constant(n)]
+    pairs = [each for each in producers if each is not None and each.op_type == DEQUANTIZE]
+    other = next((pair for pair in pairs[1:] if not same_scale(graph, pairs[0], pair)), None)
+    if other is not None:
+        message = f"it joins the outputs of {name_of(pairs[0])} and {name_of(other)}, whose scales differ"
+        yield Finding(name_of(node), "two-scales", message)
 
 
 def _residual(graph: Graph, node: NodeProto) -> Iterator[Finding]:
@@ -260,6 +308,13 @@ def _has_one_consumer(graph: Graph, tensor: str) -> bool:
 
 def _is_bias(graph: Graph, node: NodeProto) -> bool:
     return node.op_type == "Add" and any(graph.is_constant(name) for name in node.input)
+
+
+def _is_smooth(graph: Graph, node: NodeProto) -> bool:
+    """Return whether ``node`` is an activation, or the factor before the error function in a GELU."""
+    if node.op_type in ("Mul", "Div") and any(graph.is_constant(name) for name in node.input):
+        return any(consumer.op_type == "Erf" for consumer in graph.consumers(node.output[0]))
+    return node.op_type in _SMOOTH
 
 
 def _is_dequantized(graph: Graph, name: str) -> bool:

@@ -29,10 +29,11 @@ from radioplat.exporting.weights.radio import (
 from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
 from radioplat.models.features import Features
+from radioplat.models.source import Source, metadata_of
 from radioplat.models.student.checkpoint import load_student, save_one_file
 from radioplat.models.student.plain_copy import plain_copy
 from radioplat.models.student.student import Student
-from radioplat.models.student.timm_form import TimmForm, timm_form
+from radioplat.models.student.timm_form import TimmForm, timm_form, timm_problems
 from radioplat.models.weights.radio_layout import read_radio, split_radio
 from radioplat.models.weights.read import load_into
 from radioplat.spec.schema.export import AdaptorTypes, ExportFormat
@@ -71,12 +72,14 @@ class Wanted:
         height, width: pixels of the images of the comparison, and of the positions for ``timm``.
         adaptors: heads, by teacher's name; empty: all (see ``export.adaptors``).
         types: of the adaptors of a RADIO file.
+        sources: the checkpoint that the student was read from.
     """
 
     height: int
     width: int
     adaptors: Sequence[str] = ()
     types: AdaptorTypes = AdaptorTypes.generic
+    sources: Sequence[Source] = ()
 
 
 def export_weights(
@@ -88,19 +91,20 @@ def export_weights(
     width: int,
     adaptors: Sequence[str] = (),
     types: AdaptorTypes = AdaptorTypes.generic,
+    sources: Sequence[Source] = (),
 ) -> WeightsReport:
     """Write ``student`` in ``form``, after comparing the file's features with the student's.
 
     Args:
         path: a file, or for ``hf`` and ``hf_native`` a folder; replaced if it exists, a folder only if empty or an
             earlier export.
-        height, width, adaptors, types: see :class:`Wanted`.
+        height, width, adaptors, types, sources: see :class:`Wanted`.
 
     Raises:
         EngineError: the format does not support the student or a head, the path cannot be written, or the file does
             not give the student's features.
     """
-    path, wanted = Path(path), Wanted(height, width, adaptors, types)
+    path, wanted = Path(path), Wanted(height, width, adaptors, types, sources)
     if problems := format_problems(student, form, adaptors, types):
         raise EngineError(*problems)
     if student.backbone.needs_multiple and (height % student.stride or width % student.stride):
@@ -161,19 +165,19 @@ Written = tuple[Encode, list[str], str, list[str]]
 
 
 def _radio(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
-    written = write_radio(student, target, wanted.adaptors, wanted.types)
+    written = write_radio(student, target, wanted.adaptors, wanted.types, metadata_of(wanted.sources))
     line = f"torch.hub.load('NVlabs/RADIO', 'radio_model', version={str(path)!r}, adaptor_names={written.adaptors!r})"
     return _read_radio(target), written.adaptors, line, written.notes
 
 
 def _hf(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
-    written = write_hf(student, target, wanted.adaptors)
+    written = write_hf(student, target, wanted.adaptors, metadata_of(wanted.sources))
     line = f"transformers.AutoModel.from_pretrained({str(path)!r}, trust_" + "remote_code=True)"
     return _read_radio(target), written.adaptors, line, written.notes
 
 
 def _hf_native(student: Student, target: Path, path: Path, wanted: Wanted) -> Written:
-    notes = write_hf_native(student, target)
+    notes = write_hf_native(student, target, metadata_of(wanted.sources))
     return _read_radio(target), [], f"transformers.AutoModel.from_pretrained({str(path)!r})", notes
 
 
@@ -183,6 +187,7 @@ def _timm(student: Student, target: Path, path: Path, wanted: Wanted) -> Written
     content = timm_form(student.backbone, student.architecture, student.classifier, sides, teacher)
     metadata = {"architecture": content.name, "kwargs": json.dumps(content.kwargs), "format": "pt"}
     metadata |= {"mean": json.dumps(student.architecture.mean), "std": json.dumps(student.architecture.std)}
+    metadata |= metadata_of(wanted.sources)
     save_file({k: v.contiguous() for k, v in content.tensors.items()}, target, metadata)
     line = f"{content.call}.load_state_dict(safetensors.torch.load_file({str(path)!r}))"
     return _read_timm(target, content, student), [], line, content.notes
@@ -198,7 +203,7 @@ def _safetensors(student: Student, target: Path, path: Path, wanted: Wanted) -> 
     reduced.load_state_dict({k: v for k, v in student.state_dict().items() if k in reduced.state_dict()})
     architecture = student.architecture
     metadata = {"mean": json.dumps(architecture.mean), "std": json.dumps(architecture.std)}
-    save_one_file(reduced, target, metadata | {"input_size": str(architecture.img_size)})
+    save_one_file(reduced, target, metadata | {"input_size": str(architecture.img_size)} | metadata_of(wanted.sources))
     return load_student(target).backbone, chosen, f"radioplat.load_student({str(path)!r})", notes
 
 
@@ -262,6 +267,7 @@ FORMATS = {
         "timm.create_model reads it",
         most_adaptors=1,
         why_no_more="timm's models have no adaptors, and one class token",
+        problems=lambda student, adaptors: timm_problems(student),
     ),
     ExportFormat.safetensors: WeightsFormat("student.safetensors", _safetensors, "one file", any_student=True),
 }

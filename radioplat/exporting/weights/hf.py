@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ _VERSION = "radio_v2.5-b"
 _KINDS = (("summary", "_heads", "head_mlp"), ("feature", "_feature_projections", "feat_mlp"))
 
 
-def write_hf(student: Student, folder: Path, adaptors: Sequence[str] = ()) -> RadioFile:
+def write_hf(
+    student: Student, folder: Path, adaptors: Sequence[str] = (), metadata: Mapping[str, str] | None = None
+) -> RadioFile:
     """Write ``config.json``, ``model.safetensors`` and the module that computes with them into ``folder``.
 
     The folder can be loaded without radioplat (``AutoModel.from_pretrained`` runs the module in it), and by NVIDIA's
@@ -30,6 +32,7 @@ def write_hf(student: Student, folder: Path, adaptors: Sequence[str] = ()) -> Ra
     Args:
         folder: an existing, empty one.
         adaptors: heads to write; default: all that the format supports.
+        metadata: more of it, for ``model.safetensors``.
 
     Raises:
         EngineError: the format does not support this student, or a head in ``adaptors``.
@@ -41,7 +44,7 @@ def write_hf(student: Student, folder: Path, adaptors: Sequence[str] = ()) -> Ra
             f"the attention head of {', '.join(attention)} is computed only by the folder's code: the config of "
             "NVIDIA's RADIOModel has no place for it"
         )
-    save_file(_tensors(content), folder / "model.safetensors", {"format": "pt"})
+    save_file(_tensors(content), folder / "model.safetensors", {"format": "pt", **(metadata or {})})
     (folder / "config.json").write_text(json.dumps(_config(student, content, entries), indent=2) + "\n")
     code = importlib.util.find_spec("radioplat.exporting.weights.hf_modeling")  # not imported: it needs transformers
     assert code is not None and code.origin

@@ -6,6 +6,7 @@ The folder has the tensors' names of NVIDIA's RADIO models, which transformers r
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def native_problems(student: Student) -> list[Problem]:
     return problems
 
 
-def write_hf_native(student: Student, folder: Path) -> list[str]:
+def write_hf_native(student: Student, folder: Path, metadata: Mapping[str, str] | None = None) -> list[str]:
     """Write ``config.json`` and ``model.safetensors`` of the backbone into ``folder``; return notes on omissions.
 
     LayerScale, which NVIDIA's RADIO models lack, is multiplied into the layer before it.
@@ -49,6 +50,7 @@ def write_hf_native(student: Student, folder: Path) -> list[str]:
     Args:
         student: one without :func:`native_problems`.
         folder: an existing, empty one.
+        metadata: more of it, for ``model.safetensors``.
     """
     student = plain_copy(student)
     architecture, backbone, generator = student.architecture, student.backbone, student.backbone.patch_generator
@@ -57,7 +59,7 @@ def write_hf_native(student: Student, folder: Path) -> list[str]:
     tensors["radio_model.input_conditioner.norm_std"] = student.std.reshape(3, 1, 1).clone()
     slots = architecture.summary_slots or list(range(generator.num_class_tokens))
     tensors["radio_model.summary_idxs"] = torch.tensor(slots, dtype=torch.int64)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", {"format": "pt", **(metadata or {})})
     kwargs = names.resolve(architecture.type, architecture.kwargs).kwargs
     config = {
         "architectures": ["RadioModel"],

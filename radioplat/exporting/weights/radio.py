@@ -8,7 +8,7 @@ tests/exporting/weights/radio_layout.json describes the model that its loader bu
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,18 @@ class RadioFile:
 
 
 def write_radio(
-    student: Student, path: Path, adaptors: Sequence[str] = (), types: AdaptorTypes = AdaptorTypes.generic
+    student: Student,
+    path: Path,
+    adaptors: Sequence[str] = (),
+    types: AdaptorTypes = AdaptorTypes.generic,
+    metadata: Mapping[str, str] | None = None,
 ) -> RadioFile:
     """Write ``student`` as a ``.pth`` for ``hubconf.radio_model(version=path, adaptor_names=[...])``.
 
     Args:
         adaptors: heads to write; default: all that the format supports.
         types: of the adaptors.
+        metadata: further entries, texts.
 
     Raises:
         EngineError: the format does not support this student, or a head in ``adaptors``.
@@ -62,7 +67,8 @@ def write_radio(
     content = radio_file(student, adaptors)
     if types is AdaptorTypes.own:
         _give_own_types(student, content)
-    torch.save({"state_dict": content.state_dict, "args": argparse.Namespace(**content.args)}, path)
+    args = argparse.Namespace(**content.args)
+    torch.save({"state_dict": content.state_dict, "args": args, **(metadata or {})}, path)
     return content
 
 

@@ -27,7 +27,7 @@ _WORTH = 0.25  # share of a run's views that must repeat
 def repeated_views(preflight: Preflight) -> None:
     """Decide after how many passes the views of an image repeat, if the spec leaves it open; record it as a fact.
 
-    Teachers compute a view once if their features have room on the disk. No view is shown more than
+    Teachers compute a view once if their features fit on the disk. No view is shown more than
     :data:`TIMES_A_VIEW` times. A run that has begun keeps its views.
     """
     spec, models, data = preflight.spec, preflight.models, preflight.data
@@ -55,8 +55,8 @@ def _choose_views(preflight: Preflight, models: Models, order: SampleOrder) -> t
     count = math.ceil(passes / TIMES_A_VIEW) * order.repeats
     if repeated_share(order, count, images) < _WORTH:
         return 0, ""
-    size, room = _bytes(models, order, count), _room(preflight)
-    if size > room:
+    size, free = _bytes(models, order, count), _usable(preflight)
+    if size > free:
         return 0, ""
     return count, f"{passes:.3g} passes over the images; each has {count} view(s), which teachers compute once"
 
@@ -75,17 +75,17 @@ def feature_cache(preflight: Preflight) -> None:
         if not repeated and not config.enabled:
             return
         note = f"; {repeated:.0%} of the run's views repeat"
-        size, room = _bytes(models, data.order, views or 1), _room(preflight)
-        if size > room and not config.enabled:
+        size, free = _bytes(models, data.order, views or 1), _usable(preflight)
+        if size > free and not config.enabled:
             preflight.facts[FEATURE_CACHE] = (
-                f"none{note}, but their features need {size / 1e9:,.1f} GB and {room / 1e9:,.1f} GB may be used: "
+                f"none{note}, but their features need {size / 1e9:,.1f} GB and {free / 1e9:,.1f} GB may be used: "
                 "name a folder in feature_cache.dir"
             )
             return
         folder = str((preflight.folder / FOLDER).absolute())
     preflight.feature_cache = folder
     preflight.facts[FEATURE_CACHE] = (
-        f"{folder}: {each:,} bytes a sample, room for {config.max_bytes // each:,} samples{note}"
+        f"{folder}: {each:,} bytes a sample, at most {config.max_bytes // each:,} samples{note}"
     )
 
 
@@ -121,7 +121,7 @@ def _bytes(models: Models, order: SampleOrder, views: int) -> int:
     return 2 * sum(_cached_numbers(models)) * views * images
 
 
-def _room(preflight: Preflight) -> int:
+def _usable(preflight: Preflight) -> int:
     """Return the bytes that an unasked cache may fill; a folder that the spec names may be on another disk."""
     config = preflight.spec.feature_cache
     return config.max_bytes if config.dir else min(config.max_bytes, int(_DISK_SHARE * _free(preflight.folder)))

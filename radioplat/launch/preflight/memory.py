@@ -17,7 +17,7 @@ from radioplat.design.student import build_on_meta
 from radioplat.design.tasks.features import is_measured
 from radioplat.design.views import run_views
 from radioplat.design.workload.work import is_inline
-from radioplat.launch.preflight.preflight import Preflight
+from radioplat.launch.preflight.preflight import Preflight, WorkerMemory
 from radioplat.models.activations import activation_bytes
 from radioplat.spec.resolved.image_sizes import student_sizes
 from radioplat.spec.resolved.precision import precision_of
@@ -27,6 +27,8 @@ from radioplat.spec.schema.distill import Source, TargetNormFit
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.train import Precision
 from radioplat.training.feed.feeder import prefetch_depth
+
+MEMORY = "memory of a worker's GPU"  # title of the fact
 
 
 def memory(preflight: Preflight) -> None:
@@ -48,20 +50,22 @@ def memory(preflight: Preflight) -> None:
         quantized = models.architecture.quantized is not None
         size = terminal.size(validation_bytes(spec.train, models.student_parameters, quantized))
         copied = f"; between steps, a validation adds {size} for the student's copy"
-    preflight.facts["memory of a worker's GPU"] = (
+    preflight.facts[MEMORY] = (
         f"{terminal.size(trained)} for what is trained{teachers}, {terminal.size(waiting)} for micro-batches, "
         f"{terminal.size(kept)} for the activations of one of {spec.dataset.batch_size} images of {largest} px; what "
         f"losses keep and the CUDA context come on top{copied}"
     )
-    least = min((kind for kind in resources.kinds if kind.memory), key=lambda kind: kind.memory or 0, default=None)
-    if least is not None and trained + held + waiting + kept > (least.memory or 0):
+    smallest = min((kind for kind in resources.kinds if kind.memory), key=lambda kind: kind.memory or 0, default=None)
+    has = 0 if smallest is None else smallest.memory or 0
+    preflight.worker_memory = WorkerMemory(trained, held, waiting, kept, has)
+    if smallest is not None and trained + held + waiting + kept > has:
         hint = "raise train.zero_stage, or set train.offload" if trained > kept else (
             "lower dataset.batch_size, which leaves train.global_batch_size as it is, or set train.grad_checkpointing"
         )  # fmt: skip
         preflight.warnings.append(
             f"a worker needs more than {terminal.size(trained + held + waiting + kept)} for a micro-batch of "
-            f"{spec.dataset.batch_size} images of {largest} px, and {least.name} has at most "
-            f"{terminal.size(least.memory or 0)}: {hint}"
+            f"{spec.dataset.batch_size} images of {largest} px, and {smallest.name} has at most "
+            f"{terminal.size(has)}: {hint}"
         )
     where = f"{terminal.size(saved.device * count)} on the GPU, if {SPARE:.0%} of its memory then stay free, and "
     others = f", {terminal.size(saved.other_host * count)} of each other one's" if saved.other_host else ""

@@ -30,6 +30,25 @@ from radioplat.training.checkpoints.checkpoint import Survey
 AUTOMATIC = "decided for this run"  # title of the fact that lists decisions
 
 
+@dataclass(frozen=True)
+class WorkerMemory:
+    """Bytes on the GPU of a worker.
+
+    Attributes:
+        trained: weights, gradients and optimizer state.
+        teachers: weights of inline teachers.
+        waiting: micro-batches.
+        activations: of one micro-batch.
+        has: memory of the smallest GPU; 0 if it is unknown.
+    """
+
+    trained: int
+    teachers: int
+    waiting: int
+    activations: int
+    has: int = 0
+
+
 class Level(enum.IntEnum):
     """Callers of the preflight; each runs the steps of the levels up to its own."""
 
@@ -61,6 +80,7 @@ class Preflight:
         on_ray: whether the run uses a cluster.
         checkpoints: in ``folder``.
         work: operations of an image, if they were counted.
+        worker_memory: that of a worker's GPU, if there are GPUs.
     """
 
     spec: Spec
@@ -89,6 +109,7 @@ class Preflight:
     on_ray: bool = False
     checkpoints: Survey | None = None
     work: Work | None = None
+    worker_memory: WorkerMemory | None = None
     _errors: list[RadioplatError] = field(default_factory=list)
 
     @functools.cached_property

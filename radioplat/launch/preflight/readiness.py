@@ -19,6 +19,7 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.models.pretrained.initial_weights import start_notes
 from radioplat.spec.checks.tasks.prune import prune_problems
 from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.resolved.paths import no_such_weights
 from radioplat.spec.resolved.precision import precision_of
 from radioplat.spec.schema.prune import PruneConfig
 from radioplat.spec.schema.root import Spec
@@ -30,6 +31,7 @@ from radioplat.training.checkpoints.checkpoint import survey
 from radioplat.training.checkpoints.resume import blocked_by, unreachable
 from radioplat.training.hooks.own_hook import hook_problems
 from radioplat.training.targets.file import problems as file_problems
+from radioplat.training.targets.transforms import normed
 
 
 def teacher_weights(preflight: Preflight) -> None:
@@ -67,9 +69,7 @@ def student_weights(preflight: Preflight) -> None:
         "model.backbone.pretrained_backbone_path": spec.model.backbone.pretrained_backbone_path,
         "train.pretrained_model_path": spec.train.pretrained_model_path,
     }
-    missing_files = [
-        Problem(f"no such file: {path}", where) for where, path in paths.items() if path and not Path(path).exists()
-    ]
+    missing_files = [no_such_weights(path, where) for where, path in paths.items() if path and not Path(path).exists()]
     if problems := [problem for problem in missing_files if not is_address(paths[problem.where])]:
         raise WeightsError(*problems)
     if missing_files:  # not fetched
@@ -139,7 +139,8 @@ def pruning(preflight: Preflight) -> Iterator[Problem]:
     problems, architecture = list(prune_problems(spec)), preflight.models.architecture
     yield from problems
     small = architecture.quantized is not None or architecture.low_rank or architecture.sparsity is not None
-    if not problems and not small:  # a student that is compressed already is not pruned
+    # A student that is compressed already is not pruned, nor one that another checkpoint's pruning begins with.
+    if not problems and not small and spec.prune.checkpoint is None:
         dry_run(architecture, spec.prune)
 
 
@@ -150,7 +151,11 @@ def checkpoints(preflight: Preflight) -> Iterator[Problem]:
     yield from unreachable(spec, preflight.task)
     preflight.checkpoints = survey(preflight.folder)
     order = preflight.data.order_fields(spec.global_batch_size, spec.dataset.max_pixels) if preflight.data else None
-    problems = list(blocked_by(spec, preflight.task, preflight.folder, preflight.checkpoints, order))
+    models, heads = preflight.models, None
+    if models is not None and preflight.detector is None:
+        measured = {name for name, _ in normed(models.teachers)}
+        heads = {head.name: head.name in measured for head in models.architecture.heads}
+    problems = list(blocked_by(spec, preflight.task, preflight.folder, preflight.checkpoints, order, heads))
     if spec.train.restart:
         preflight.warnings += [f"train.restart will set it aside: {problem}" for problem in problems]
     else:

@@ -149,7 +149,9 @@ def sample_facts(preflight: Preflight) -> None:
                 f"{TRAIN}.tar_data_sources[{i}].samples_per_file is {source.samples_per_file}, and a shard contains "
                 f"{largest} images; the index counts, the field is not used"
             )
-    preflight.facts["mixture"] = " : ".join(str(share) for share in preflight.data.order.mixture.shares)
+    shares = preflight.data.order.mixture.shares
+    if len(shares) > 1:
+        preflight.facts["mixture"] = " : ".join(map(str, shares))
     if preflight.boxes is not None:
         preflight.facts["objects"] = str(preflight.boxes)
 

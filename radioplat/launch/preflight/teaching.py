@@ -153,7 +153,7 @@ def unshifted_views(preflight: Preflight) -> None:
         if (view.shifted or equivariance is Equivariance.shift) and not room(view, view.size):
             preflight.warnings.append(
                 f"the {view.name}'s view of {view.size} px is never shifted: its patches have {view.patch} px, "
-                f"and there is room for {SLACK / (1 - SLACK):.0%} of its side"
+                f"and the margin is {SLACK / (1 - SLACK):.0%} of its side"
             )
 
 

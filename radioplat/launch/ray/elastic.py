@@ -11,6 +11,7 @@ Train does placement, ranks, health checks, drain notices and restarts. The poli
   Ray Train would kill them.
 - They write the cause of each end to ``attempts.jsonl``.
 - When the command is asked to stop, the workers are asked to pause and are not restarted.
+- A group whose start failed after its workers existed is ended (:mod:`radioplat.launch.ray.unfinished_group`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from radioplat.common.ray_internals import (
 )
 from radioplat.errors import StorageError
 from radioplat.launch.ray.causes import cause_of, failures, has_died, is_planned
+from radioplat.launch.ray.unfinished_group import UnfinishedGroup
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.training.guards.pause import Paused, ask_to_pause, ask_to_stop
 
@@ -108,6 +110,7 @@ class ElasticTrainer(TorchTrainer):
     def _initialize_and_run_controller(self, **named: Any) -> Any:
         named["scaling_policy"] = GroupSize(self.scaling_config, self._folder, self._others, self._stop_file)
         named["failure_policy"] = Restarts(self.run_config.failure_config, self._folder, self._stop_file)
+        named["callbacks"] = [UnfinishedGroup(), *named["callbacks"]]  # the first, so that it knows of each start
         return super()._initialize_and_run_controller(**named)
 
 
@@ -186,7 +189,7 @@ class GroupSize(ElasticScalingPolicy):
         size, self._capacities, self._latest_monitor_time = min(self._capacities[-5:]), [], now
         if size > worker_group_state.num_workers:
             self._pause_requested = True
-            detail = f"room for {size} workers instead of {worker_group_state.num_workers}"
+            detail = f"resources for {size} workers instead of {worker_group_state.num_workers}"
             for worker in worker_group_state.workers:
                 worker.execute_async(ask_to_pause, "resized", detail)
         return NoopDecision()
@@ -205,6 +208,7 @@ class GroupSize(ElasticScalingPolicy):
         why = _STOPPED if self._stop_file.exists() else cause_of(error, *self._losses(error))
         Attempts(self._folder).end(*why)
         if isinstance(current_state, ReschedulingState):  # it never ran and has no resources
+            UnfinishedGroup.end()
             self._group, self._starting = None, 0
 
     # -- parts --------------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ class GroupSize(ElasticScalingPolicy):
         now = time.monotonic()
         if self._waiting_since is None or now - self._waiting_since > 30:
             self._waiting_since = now
-            logger.warning("waiting for room for %d training worker(s); there is room for %d now", fewest, size)
+            logger.warning("waiting for resources for %d training worker(s); they are enough for %d now", fewest, size)
 
     @staticmethod
     def _wait() -> ScalingDecision:

@@ -17,6 +17,7 @@ from radioplat.models.weights.downstream import find_downstream
 from radioplat.models.weights.manifest import require_unchanged
 from radioplat.models.weights.radio_layout import RadioParts, is_radio, read_radio, split_radio, under_prefix
 from radioplat.models.weights.read import read_checkpoint, require_finite
+from radioplat.spec.resolved.paths import no_such_weights
 
 EMBEDDER, TABLE, TOKENS = (f"patch_generator.{k}" for k in ("embedder.weight", "pos_embed", "cls_token.token"))
 _KIND = re.compile(r"summary|spatial|logits")
@@ -79,8 +80,7 @@ def read_source(
     else:
         contents = read_radio(path, where, shapes_only)
         if contents is None:
-            hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
-            raise WeightsError(f"no such file: {path}", where=where, hint=hint)
+            raise WeightsError(no_such_weights(path, where))
         if is_radio(contents.tensors):
             source = _of_radio(split_radio(contents, str(path), where, num_heads))
         elif task := find_downstream(contents.tensors, contents.metadata.get("tao_model", "")):

@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import nn
 
-from radioplat.errors import RadioplatError, did_you_mean
+from radioplat.errors import Problem, RadioplatError, did_you_mean
 from radioplat.models.backbones import names
 from radioplat.models.backbones.radio_1d import Radio1D
 from radioplat.models.backbones.radio_vit import RadioViT
@@ -53,6 +53,7 @@ class TimmForm:
         tensors: its state dict, fp32.
         token: the class token of a RADIO ViT that is timm's class token.
         notes: omissions, one sentence each.
+        inner_epsilon: of the norms inside the MLPs, which is no argument of timm's; None: there are no such norms.
     """
 
     name: str
@@ -60,11 +61,15 @@ class TimmForm:
     tensors: dict[str, torch.Tensor]
     token: int = 0
     notes: list[str] = field(default_factory=list)
+    inner_epsilon: float | None = None
 
     def create(self) -> nn.Module:
         """Return the model with its weights, in evaluation mode."""
         model = timm.create_model(self.name, pretrained=False, **self.kwargs)
         model.load_state_dict(self.tensors)
+        if self.inner_epsilon is not None:
+            for block in model.blocks:
+                block.mlp.norm.eps = self.inner_epsilon
         return model.eval()
 
     @property
@@ -72,6 +77,19 @@ class TimmForm:
         """The line of Python that builds the model."""
         arguments = ", ".join(f"{k}={v!r}" for k, v in self.kwargs.items())
         return f"timm.create_model({self.name!r}{', ' if arguments else ''}{arguments})"
+
+
+def timm_problems(student: nn.Module) -> list[Problem]:
+    """Return the reason why ``timm.create_model`` alone cannot build a student's backbone; [] if there is none."""
+    epsilon = _inner_epsilon(student.backbone) if isinstance(student.backbone, RadioViT) else None
+    if epsilon is None:
+        return []
+    message = f"the norms inside its MLPs have another epsilon than timm's, {epsilon:g}"
+    return [Problem(message, "export.format", "Use student.as_timm(), another export.format, or the ONNX file.")]
+
+
+def _inner_epsilon(backbone: RadioViT) -> float | None:
+    return getattr(backbone.blocks[0].mlp.norm, "eps", None)
 
 
 def timm_model(
@@ -162,6 +180,8 @@ def _vit(
     arguments |= {"img_size": size, "num_classes": 0, "no_embed_class": True, "dynamic_img_size": True}
     if isinstance(backbone.norm, nn.Identity):
         arguments["final_norm"] = False
+    if arguments.pop("mlp_norm", False):  # timm's name of it
+        arguments["scale_mlp_norm"] = True
     tensors = {k: v.clone() for k, v in backbone.state_dict().items() if not k.startswith("patch_generator.")}
     tensors["patch_embed.proj.weight"] = generator.embedder.weight.detach().reshape(-1, 3, patch, patch).clone()
     tensors["patch_embed.proj.bias"] = torch.zeros(tokens.shape[1])
@@ -184,7 +204,8 @@ def _vit(
         }
     elif classifier is not None:
         notes.append("the classifier reads all class tokens and is left out")
-    return TimmForm(TIMM_NAMES.get(tokens.shape[1], "vit_base_patch16_224"), arguments, tensors, token, notes)
+    inner = _inner_epsilon(backbone)
+    return TimmForm(TIMM_NAMES.get(tokens.shape[1], "vit_base_patch16_224"), arguments, tensors, token, notes, inner)
 
 
 def give_config(model: nn.Module, architecture: StudentArchitecture, size: tuple[int, int]) -> None:

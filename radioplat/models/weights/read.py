@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pickle
 import re
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import safetensors
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -18,8 +20,10 @@ from radioplat.common.listing import first_few
 from radioplat.errors import WeightsError
 from radioplat.models.weights.downstream import find_downstream, without_additions
 from radioplat.models.weights.timm_filter import renamed_by_timm, timm_types
+from radioplat.spec.resolved.paths import no_such_weights
 
 _PREFIXES = ("backbone.", "model.", "encoder.", "model.backbone.")  # usual for backbones in larger models
+_IMAGES = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")  # Pillow's names
 # The first that is present is read: if a file also has a moving average, NVlabs' and timm's loaders use that.
 _WRAPPERS = ("state_dict_ema", "state_dict", "model", "model_state_dict", "model_state", "module")
 
@@ -41,8 +45,7 @@ def read_weights(path: str | Path, where: str = "") -> dict[str, torch.Tensor]:
     if path.is_dir():
         path = path / "student.safetensors"
     if not path.exists():
-        hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
-        raise WeightsError(f"no such file: {path}", where=where, hint=hint)
+        raise WeightsError(no_such_weights(path, where))
     tensors = read_checkpoint(path, where).tensors
     require_finite(tensors, path, where)
     return tensors
@@ -77,14 +80,26 @@ def read_checkpoint(
     """
     path = Path(path)
     if not path.is_file():
-        hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
-        raise WeightsError(f"no such file: {path}", where=where, hint=hint)
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path, where, shapes_only, only)
-    contents = _read_pickle(path, where, shapes_only)
+        raise WeightsError(no_such_weights(path, where))
+    try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path, where, shapes_only, only)
+        contents = _read_pickle(path, where, shapes_only)
+    except WeightsError:
+        if image := _image_format(path):
+            hint = "Name a .safetensors, .pth, .pt or .bin file."
+            raise WeightsError(f"{path} is an image ({image}), not a file of weights", where=where, hint=hint) from None
+        raise
     if not only:
         return contents
     return Contents({k: v for k, v in contents.tensors.items() if k in only}, contents.args, contents.metadata)
+
+
+def _image_format(path: Path) -> str:
+    """Return the format of an image file; empty if ``path`` is none."""
+    with contextlib.suppress(OSError), Image.open(path, formats=_IMAGES) as image:
+        return image.format or ""
+    return ""
 
 
 def require_finite(tensors: dict[str, torch.Tensor], path: str | Path, where: str) -> None:

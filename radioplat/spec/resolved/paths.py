@@ -1,12 +1,15 @@
-"""Tell local paths from paths in object stores."""
+"""Tell local paths from paths in object stores; the problems of paths that do not exist."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from radioplat.errors import Problem
 
 SCHEMES = ("s3://", "gs://")  # of object stores with a client in :mod:`radioplat.data.storage.object_stores`
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ORG/NAME
+_WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".onnx")
 
 
 def is_remote(path: str) -> bool:
@@ -26,3 +29,33 @@ def storage_problems(folder: str, where: str) -> Iterator[Problem]:
     if "://" in folder and not is_remote(folder):
         hint = f"Give a folder, {' or '.join(f'{scheme}bucket/folder' for scheme in SCHEMES)}."
         yield Problem(f"{folder} has an unknown URL scheme", where, hint)
+
+
+def no_such_weights(path: object, where: str) -> Problem:
+    """Return the problem of a weight file that does not exist; ``where`` is the field that names it."""
+    if _REPOSITORY.fullmatch(str(path)) and not str(path).endswith(_WEIGHTS):
+        address = f"hf://{path}"
+        hint = f"A repository of the Hugging Face hub is written {address}: radioplat weights fetch {address}."
+    else:
+        hint = "Give a path on this machine, or fetch them: radioplat weights fetch hf://ORG/NAME or timm:NAME."
+    return Problem(f"no such file: {path}", where, hint)
+
+
+def no_such_checkpoint(path: object, where: str) -> Problem:
+    """Return the problem of a task's checkpoint that does not exist."""
+    hint = "Give a model_epoch_... folder, or pretrained weights of model.backbone.type."
+    return Problem(f"there is no checkpoint {path}", where, hint)
+
+
+def no_such_folder(path: str, where: str) -> Problem:
+    """Return the problem of a folder of shards or images that does not exist; ``path`` is absolute."""
+    hint = shards_hint(path) or "Name the folder of the data."
+    return Problem(f"the folder {path} does not exist", where, hint)
+
+
+def shards_hint(path: str) -> str:
+    """Return advice for a path that names shards one by one or by a pattern, as other programs do; else no text."""
+    before, pattern, _ = re.split(r"([{*]|$)", path, maxsplit=1)
+    if pattern or path.endswith(".tar"):
+        return f"Name the folder of the shards, {before.rpartition('/')[0] or '/'}: all below it are read."
+    return ""

@@ -65,6 +65,7 @@ class ResolvedTeacher:
         member: index in an ensemble of this teacher, which then has a single weight file; None for a whole teacher.
         threads: in which its replicas compute on a CPU; None: as many as Ray gives them.
         fp32: how its replicas compute fp32 on GPUs.
+        also_wanted: outputs that the losses of other students in the same run need.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ResolvedTeacher:
     member: int | None = None
     threads: int | None = None
     fp32: Fp32Arithmetic = Fp32Arithmetic()
+    also_wanted: frozenset[str] = frozenset()
 
     @property
     def inside(self) -> bool:
@@ -130,8 +132,8 @@ class ResolvedTeacher:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """Outputs that its losses need: summary, spatial, logits, and modules as ``MODULE`` plus their name."""
-        return frozenset(term.kind for term in self.terms) | {MODULE + name for name in self.modules}
+        """Outputs that losses need: summary, spatial, logits, modules as ``MODULE`` plus their name, coarser maps."""
+        return frozenset(term.kind for term in self.terms) | {MODULE + name for name in self.modules} | self.also_wanted
 
     @property
     def modules(self) -> list[str]:

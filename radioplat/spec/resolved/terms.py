@@ -45,6 +45,18 @@ QUERY_MODULES = ("queries", "pred_logits", "pred_boxes")
 # The encoder's proposals that become queries: their features, class scores and boxes.
 PROPOSAL_MODULES = ("proposal_queries", "proposal_logits", "proposal_boxes")
 MODULE = "module:"  # prefix of module names among the outputs requested of a teacher
+COARSER = "spatial:"  # prefix of "ROWSxCOLUMNS": its map averaged down to another grid than that of the request
+
+
+def coarser_map(grid: tuple[int, int]) -> str:
+    """Return the name, among the outputs requested of a teacher, of its map averaged down to ``grid``."""
+    return f"{COARSER}{grid[0]}x{grid[1]}"
+
+
+def grid_of(name: str) -> tuple[int, int]:
+    """Return the grid of a name from :func:`coarser_map`."""
+    rows, columns = name.removeprefix(COARSER).split("x")
+    return int(rows), int(columns)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class AugmentationConfig:
     # image sizes, all equally likely; or, as in TAO, a list of {size: probability}
     multi_scales: list[Any] = field(default_factory=list)
     # (+) how many different random views an image has, then the first again; 0: never the same again;
-    # unset: by the number of passes, if the teachers' features of the views have room on the disk
+    # unset: by the number of passes, if the teachers' features of the views fit on the disk
     views_per_image: int | None = number(None, at_least=0)
     # mean of each channel, of values in [0, 1]; unset: for the student that of its pretrained weights if it is
     # known, else

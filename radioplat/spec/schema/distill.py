@@ -266,6 +266,18 @@ class StageConfig:
 
 
 @dataclass
+class StudentConfig:
+    """(+) One student of several: its name, and the fields of the spec that it has for itself."""
+
+    name: str = MISSING  # name of its folder, results_dir/students/<name>, and in every table
+    # side in pixels of its own view; the teachers' views stay; unset: dataset.img_size
+    img_size: int | None = number(None, at_least=1, at_most=65_536)
+    model: dict[str, Any] = field(default_factory=dict)  # fields of section model
+    train: dict[str, Any] = field(default_factory=dict)  # fields of section train: optim, precision, enable_ema, ...
+    distill: dict[str, Any] = field(default_factory=dict)  # fields of section distill: losses, heads, ...
+
+
+@dataclass
 class MesaConfig:
     """(+) MESA: compare the student's map with that of its moving average on another crop, both layer-normalised."""
 
@@ -383,4 +395,6 @@ class DistillConfig:
     # (+) which teachers see which share of every global batch; a teacher in none of them sees everything
     partitions: list[PartitionConfig] = field(default_factory=list)
     stages: list[StageConfig] = field(default_factory=list)  # (+) in this order; together they are the whole run
+    # (+) several students that learn from one pass of the teachers; empty: one, that of section model
+    students: list[StudentConfig] = field(default_factory=list)
     then: list[str] = field(default_factory=list)  # (+) tasks to run afterwards on the trained student, in this order

@@ -67,6 +67,6 @@ class GenTrtEngineConfig:
     batch_size: int = number(-1, at_least=-1)
     verbose: bool = False  # let the builder print
     # (+) seconds of measuring latency for each precision and batch size, where the engine runs on this machine: its own
-    # beside those of the same graph in fp32 and fp16; 0: none
+    # beside those of the same graph in fp32, fp16 and bf16; 0: none
     latency_seconds: float = number(0.5, at_least=0)
     tensorrt: TensorRTConfig = field(default_factory=TensorRTConfig)

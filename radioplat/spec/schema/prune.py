@@ -102,15 +102,20 @@ class PruneConfig:
     scope: PruneScope = PruneScope.layer  # (+)
     # (+) what is cut; unset: hidden and heads; nothing if only sparsity is set
     parts: list[PrunePart] | None = None
-    exclude: list[str] = field(default_factory=list)  # (+) patterns of the backbone's layers that are left alone
+    # (+) patterns of the backbone's layers that are left alone, and of blocks that stay
+    exclude: list[str] = field(default_factory=list)
     # (+) number of blocks to remove: those that change their input least
     blocks: int = number(0, at_least=0)
     budget: PruneBudget = field(default_factory=PruneBudget)  # (+)
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)  # (+)
     # (+) micro-batches for the scores of blocks, and for scores by gradients
     score_batches: int = number(8, at_least=1)
-    # (+) training images that BatchNorm's statistics are estimated from after pruning; 0: they stay
+    # (+) training images that BatchNorm's statistics are estimated from after pruning; 0: they stay. Without effect
+    # with reconstruction_images
     batchnorm_images: int = number(512, at_least=0)
+    # (+) training images from which the last layer of each block is fitted again after pruning, so that the block gives
+    # what it gave before; 0: the weights stay
+    reconstruction_images: int = number(0, at_least=0)
     rounds: int = number(1, at_least=1, at_most=1000)  # (+) number of pruning rounds, each followed by retraining
     schedule: PruneSchedule = PruneSchedule.geometric  # (+)
     retrain: RetrainConfig = field(default_factory=RetrainConfig)  # (+)

@@ -252,6 +252,9 @@ class TrainConfig:
     damp: float = number(0.0, at_least=0, at_most=1)
     # (+) accept a sample order that differs from the checkpoint's, and start at its beginning
     restart_order: bool = False
+    # (+) go on from a checkpoint with other teachers: heads and class tokens of new ones begin anew, those of removed
+    # ones are left out, everything else stays
+    allow_teacher_change: bool = False
     # (+) move checkpoints that this version cannot read aside, and start without them
     restart: bool = False
     non_finite: NonFinitePolicy = NonFinitePolicy.skip_step

@@ -48,14 +48,24 @@ def local_path(text: str, where: str) -> str:
 
 def hash_problems(path: str, where: str) -> Iterator[Problem]:
     """Yield a problem for each file below the fetched ``path`` whose content is not the one of the lock file."""
-    for text, entry in read_lock(lock_path()).items():
+    for text, entry in _entries_at(path):
         folder = folder_of(entry)
-        if path not in (str(folder), str(folder / entry.value)):
-            continue
         for name, pin in entry.files.items():
             if (folder / name).is_file() and file_hash(folder / name) != pin.sha256:
                 hint = f"Run `radioplat weights fetch {text}`: it fetches what differs again."
                 yield Problem(f"{folder / name} is not the file that {lock_path()} pins", where, hint)
+
+
+def address_of(path: str) -> str:
+    """Return the address of the fetched weights at ``path``; empty if the lock file has none there."""
+    return next((text for text, _ in _entries_at(path)), "")
+
+
+def _entries_at(path: str) -> Iterator[tuple[str, Entry]]:
+    """Yield the addresses and entries of the lock file whose weights are at ``path``."""
+    for text, entry in read_lock(lock_path()).items():
+        if path in (str(folder_of(entry)), str(folder_of(entry) / entry.value)):
+            yield text, entry
 
 
 def _cache() -> Path:

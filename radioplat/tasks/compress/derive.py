@@ -1,24 +1,16 @@
-"""Derive the spec of a stage from the user's: its inputs, its outputs, and the fields that its result depends on."""
+"""Derive the spec of a stage from the user's: its inputs and its outputs."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.load import load_spec
-from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.quantize import QatConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.compress.definition import Inputs, Product
 from radioplat.tasks.compress.groups import Step
-from radioplat.tasks.compress.stages import STAGES
 
 
 def stage_spec(spec: Spec, step: Step, milder: Sequence[str] = ()) -> Spec:
@@ -62,46 +54,6 @@ def place(spec: Spec, step: Step, folder: Path, inputs: Inputs, spec_hash: str) 
             spec.train.checkpoint_dir = f"{home}/compress/{folder.name}-{spec_hash[:8]}"
     step.definition.place(spec, inputs)
     return spec
-
-
-# The place of an index, the treatment of unreadable checkpoints and trackers do not change the result.
-_WITHOUT_EFFECT = {"dataset": ("index_dir",), "train": ("restart", "trackers", "tensorboard")}
-
-
-def depends_on(spec: Spec, stage: Stage) -> str:
-    """Return, as YAML, the fields that the stage's result depends on."""
-    return OmegaConf.to_yaml(OmegaConf.create(_fields(spec, stage)))
-
-
-def hashed_fields(spec: Spec, stage: Stage) -> str:
-    """Return, as YAML, the fields of :func:`depends_on` that differ from their defaults.
-
-    Without the defaults, because a field that a later version adds must not start finished stages again.
-    """
-    return OmegaConf.to_yaml(OmegaConf.create(_without_defaults(_fields(spec, stage), _fields(Spec(), stage))))
-
-
-def _fields(spec: Spec, stage: Stage) -> dict[str, Any]:
-    tree: dict[str, Any] = {name: asdict(getattr(spec, name)) for name in STAGES[stage].depends_on}
-    for name, section in tree.items():
-        for field in ("results_dir", *_WITHOUT_EFFECT.get(name, ())):
-            section.pop(field, None)
-    return tree
-
-
-def _without_defaults(tree: Any, defaults: Any) -> dict[str, Any]:
-    changed: dict[str, Any] = {}
-    for name, value in tree.items():
-        default = defaults.get(name)
-        if value != default:
-            both = isinstance(value, dict) and isinstance(default, dict)
-            changed[name] = _without_defaults(value, default) if both else value
-    return changed
-
-
-def fingerprint(*parts: str) -> str:
-    """Return a hash of texts, in order."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def check_chain(spec: Spec, steps: Sequence[Step]) -> None:

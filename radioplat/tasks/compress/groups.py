@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from radioplat.errors import Problem
 from radioplat.spec.schema.compress import CompressConfig, Stage
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.compress.definition import StageDefinition
+from radioplat.tasks.compress.definition import Product, StageDefinition
 from radioplat.tasks.compress.stages import STAGES
+from radioplat.tasks.graph.node import Graph, Node
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,38 @@ class Group:
     def gated(self) -> bool:
         """Whether a gate judges the group; students are compared with the one of ``distill``, which has none."""
         return self.steps[0].definition.changes_student and self.steps[0].stage is not Stage.distill
+
+
+@dataclass(frozen=True)
+class StageNode(Node):
+    """A stage, or a retry of it, as a node of the chain's graph.
+
+    Attributes:
+        step: None for the starting student, which no stage writes.
+        group: of the stage.
+        attempt: number of the retry, 0 for the first attempt.
+        changes: overrides of a retry.
+    """
+
+    step: Step | None = None
+    group: Group = Group(())
+    attempt: int = 0
+    changes: tuple[str, ...] = ()
+
+
+def graph_of(groups: Sequence[Group], first: str = "") -> Graph[StageNode]:
+    """Return the chain as a graph: each stage needs the one before it, and reads the last result of each kind.
+
+    Args:
+        first: the name of the starting student; empty if the first stage begins one.
+    """
+    nodes, writers = [StageNode(first)] if first else [], {Product.student: first}
+    for group in groups:
+        for step in group.steps:
+            reads = tuple(writers.get(product, "") for product in step.definition.reads)
+            nodes.append(StageNode(step.name, tuple(node.name for node in nodes[-1:]), reads, step, group))
+            writers[step.definition.product] = step.name
+    return Graph(nodes)
 
 
 def groups_of(config: CompressConfig) -> list[Group]:

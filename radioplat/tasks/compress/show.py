@@ -1,65 +1,15 @@
-"""Terminal output and HTML page of ``compress``."""
+"""Terminal output of ``compress``."""
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 from radioplat.common import terminal
-from radioplat.exporting.engines.engine_record import read_record, state_of
-from radioplat.tasks.compress.chain_record import Entry
 from radioplat.tasks.compress.compress import CompressReport
-from radioplat.tasks.evaluate.side_by_side import ModelRow, models_table
-from radioplat.tracking.report.page import write_report
-from radioplat.tracking.table import Table
-
-
-def tables_of(report: CompressReport) -> list[Table]:
-    """Return a table with a row for each stage, and the tables of each evaluation."""
-    note = (
-        f"{report.metric} is of dataset.val_dataset; kept is its share of the starting student's; size is that of the "
-        "checkpoint or file that the stage wrote; parameters and multiply-accumulates are those of the backbone."
-    )
-    columns = ["stage", "size", "parameters", "MACs", report.metric, "kept", "gate", "seconds", ""]
-    tables = [Table(columns, [_row(entry, report.metric) for entry in report.entries], "Compression", note)]
-    for entry in report.entries:
-        if entry.outcome and (ready := entry.outcome.facts.get("tables")):  # of detectors
-            evaluated = [Table(**table) for table in ready]
-        elif entry.outcome and (rows := entry.outcome.facts.get("models")):
-            evaluated = [models_table([ModelRow.from_json(row) for row in rows])]
-        else:
-            continue
-        tables += [dataclasses.replace(table, title=f"{entry.name}: {table.title}") for table in evaluated]
-    return tables
+from radioplat.tasks.compress.tables import tables_of
 
 
 def show(report: CompressReport) -> None:
-    """Print the tables, and write ``report.html``."""
-    tables = tables_of(report)
-    for table in tables:
+    """Print the tables of the chain, and the paths of its results."""
+    for table in tables_of(report.entries, report.metric):
         table.show()
-    page = write_report(Path(report.folder) / "report.html", title="Compression", tables=tables)
     terminal.say(f"student: {report.student}")
-    terminal.say(f"report: {page}")
-
-
-def _row(entry: Entry, metric: str) -> list[object]:
-    done, verdict = entry.outcome, {True: "passed", False: "failed", None: None}[entry.passed]
-    kept = None if entry.kept is None else f"{entry.kept:.1%}"
-    if done is None:
-        return [entry.name, None, None, None, None, kept, verdict, None, "not finished"]
-    seconds = entry.seconds + entry.measured_s
-    engine = [state_of(read_record(done.path))] if done.path.endswith(".engine") else []
-    value = entry.metrics.get(metric)
-    size = terminal.size(done.bytes)
-    return [
-        entry.name,
-        size,
-        done.params,
-        done.macs,
-        value,
-        kept,
-        verdict,
-        seconds,
-        ", ".join([*engine, *entry.milder]),
-    ]
+    terminal.say(f"report: {report.report}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from radioplat.common.terminal import note
 from radioplat.exporting.weights.export import WeightsReport
 from radioplat.launch.driver import RunResult, run_task
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.loading.students import student_specs
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.evaluation import Evaluation
 from radioplat.tracking.follow import Callback
@@ -65,7 +67,15 @@ def distill(
     """
     spec = load_spec(spec, overrides)
     ran = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or note)
-    return DistillResult(**{field.name: getattr(ran, field.name) for field in fields(ran)}, **_then(spec))
+    if spec.distill.students:
+        for own in student_specs(spec).values():
+            _then(own)
+        return _result(ran)
+    return _result(ran, **_then(spec))
+
+
+def _result(ran: RunResult, **then: Any) -> DistillResult:
+    return DistillResult(**{field.name: getattr(ran, field.name) for field in fields(ran)}, **then)
 
 
 def train(
@@ -98,6 +108,26 @@ def train(
         >>> radioplat.predict(result.student, "new_images/")[0].class_names
     """
     return run_task(load_spec(spec, overrides), "train", None, callbacks, progress, say or note)
+
+
+def distill_together(
+    specs: Mapping[str, Spec], folder: Path, callbacks: Sequence[Callback], say: Callable[[str], None]
+) -> dict[str, RunResult]:
+    """Distil several students from one pass of the teachers, each in the results folder of its own spec.
+
+    Args:
+        specs: of each student alone, by name; they may differ in what ``distill.students`` allows.
+        folder: for what they have in common.
+
+    Returns:
+        The result of each, by name.
+
+    Raises:
+        RadioplatError: as for :func:`distill`; if some diverged, after the last step of the others.
+    """
+    whole = copy.deepcopy(next(iter(specs.values())))
+    whole.results_dir = str(folder)
+    return run_task(whole, "distill", None, callbacks, False, say, specs).students
 
 
 def _then(spec: Spec) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def retraining_spec(spec: Spec, config: RetrainConfig, start: Path, folder: Path
     """Return the spec of that run: ``spec`` with another start, length and learning rate, without later stages."""
     derived = copy.deepcopy(spec)
     derived.results_dir, derived.distill.results_dir, derived.distill.then = str(folder), None, []
-    derived.distill.stages = []
+    derived.distill.stages, derived.distill.students = [], []
     derived.dataset.index_dir = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")
     derived.model.backbone.pretrained_backbone_path = None
     run, optim = derived.train, derived.train.optim

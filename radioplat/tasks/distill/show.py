@@ -12,7 +12,8 @@ def show(result: RunResult) -> None:
     tables = [result.teacher_costs.table()] if result.teacher_costs is not None else []
     for table in tables + (result.account.tables() if result.account else []):
         table.show(with_note=False)
-    terminal.say(f"{result.checkpoint} at step {result.global_step}")
+    for name, each in (result.students or {"": result}).items():
+        terminal.say(f"{name}{': ' if name else ''}{each.checkpoint} at step {each.global_step}")
     if isinstance(result, DistillResult):
         written = {
             "evaluate": result.evaluation and result.evaluation.report,

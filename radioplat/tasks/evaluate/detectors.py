@@ -17,7 +17,7 @@ from radioplat.data.detection.split import read_split
 from radioplat.errors import SpecError
 from radioplat.evaluation.detection.detection_errors import DetectionErrors, detection_errors
 from radioplat.evaluation.detection.measure_detector import DetectionResult, measure_detector
-from radioplat.evaluation.metrics.metric import cell
+from radioplat.evaluation.metrics.metric import Column
 from radioplat.evaluation.models.detectors import DetectorModel, open_detectors
 from radioplat.evaluation.pictures.boxes_panel import boxes_panel
 from radioplat.models.vision_model import model_kind
@@ -25,7 +25,7 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.schema.evaluate import MetricName
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.evaluate.evaluation import finite
-from radioplat.tasks.evaluate.side_by_side import Row, kernel_notes, record_evaluations, set_differences
+from radioplat.tasks.evaluate.side_by_side import Row, differences, kernel_notes, record_evaluations, set_differences
 from radioplat.tracking.report.page import write_report
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.table import Table
@@ -98,35 +98,37 @@ class DetectorsReport:
         return finite(self.objectives())
 
     def tables(self) -> list[Table]:
-        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`: a row a model, then a row a class."""
-        head = ["model", "kind", "px", "MB", "mAP", "mAP50", "mAP75", "VOC mAP", "right", "spurious", "missed"]
-        shown = ("mAP", "mAP50", "mAP75", "voc/mAP")
+        """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`: a row a model, then one a class and model."""
+        figures = {"mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75", "VOC mAP": "voc/mAP"}
+        shown = {heading: Column(figure, percent=True) for heading, figure in figures.items()}
         rows = [
             [
                 *(r.name, r.kind, r.size, f"{r.bytes / 1e6:.2f}"),
-                *(cell(r, name, percent=True) for name in shown),
+                *(column.value(r) for column in shown.values()),
                 *(r.right, r.spurious, r.missed),
             ]
             for r in self.models
         ]
+        head = ["model", "kind", "px", "MB", *shown, "right", "spurious", "missed"]
         if any(row.state for row in self.models):
             head.append("engine")
             rows = [[*cells, row.state or None] for cells, row in zip(rows, self.models, strict=True)]
         note = (
-            f"Percent, on {self.images} images; in brackets the difference from the first model in percentage points. "
+            f"Percent, on {self.images} images. "
             f"Right, spurious, missed: boxes with a score of at least {self.threshold:.3g}, where the first model's F1 "
             "is highest, and objects without one, at IoU 0.5."
         )
         ran = [row for row in self.models if row.ran]
-        kinds = ("mAP", "voc/AP")
         by_class = [
-            [name, *(" / ".join(cell(row, f"{k}/{name}", percent=True) or "-" for k in kinds) for row in ran)]
+            [name, row.name, *(Column(f"{kind}/{name}", percent=True).value(row) for kind in ("mAP", "voc/AP"))]
             for name in self.classes
+            for row in ran
         ]
-        class_note = "COCO's mAP / VOC's AP (the area, IoU 0.5), percent."
+        class_note = "Percent. VOC's AP is the area, IoU 0.5."
         return [
             Table(head, rows, "Detectors side by side", note),
-            Table(["class", *(row.name for row in ran)], by_class, "By class", class_note),
+            *differences(self.models, shown),
+            Table(["class", "model", "mAP", "VOC AP"], by_class, "By class", class_note),
         ]
 
     def notes(self) -> list[str]:
@@ -214,6 +216,7 @@ def _row(
     row = DetectorRow(model.name, model.kind, str(model.path), model.bytes, model.size, absent=model.absent)
     if model.engine:
         row.state, row.kernels = model.engine.state(bool(result)), model.engine.kernels
+        row.warning = model.engine.warning
     if result is not None and errors is not None:
         row.result = result
         row.right, row.spurious, row.missed = errors.counts(threshold)

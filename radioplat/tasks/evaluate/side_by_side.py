@@ -9,6 +9,7 @@ from typing import Any
 from radioplat.errors import EngineError
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.registry import METRICS
+from radioplat.evaluation.metrics.metric import Column
 from radioplat.evaluation.models.checkpoints import ListedModel
 from radioplat.evaluation.models.detectors import DetectorModel
 from radioplat.tracking.table import Table, show_cell
@@ -25,6 +26,7 @@ class Row:
         state: of an engine, evaluated now, see :mod:`radioplat.exporting.engines.engine_record`; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
         milliseconds: of an engine: median latency of its smallest batch where it was built; None if unknown.
+        warning: of an engine: that its INT8 products overflow on this machine's CPU; empty if they do not.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Row:
     state: str = field(default="", kw_only=True)
     kernels: dict[str, int] = field(default_factory=dict, kw_only=True)
     milliseconds: float | None = field(default=None, kw_only=True)
+    warning: str = field(default="", kw_only=True)
 
     @property
     def ran(self) -> bool:
@@ -98,6 +101,7 @@ def side_by_side(models: Sequence[ListedModel], findings: Findings) -> list[Mode
             state=model.engine.state(model.evaluated is not None) if model.engine else "",
             kernels=model.engine.kernels if model.engine else {},
             milliseconds=model.engine.milliseconds if model.engine else None,
+            warning=model.engine.warning if model.engine else "",
             absent=model.absent,
         )
         for model in models
@@ -126,8 +130,9 @@ def record_evaluations(models: Sequence[ListedModel | DetectorModel], rows: Sequ
     return lines
 
 
-def models_table(rows: Sequence[ModelRow]) -> Table:
-    """Return one row a model; a column without any value is left out."""
+def models_tables(rows: Sequence[ModelRow]) -> list[Table]:
+    """Return a table with one row a model, and that of their differences; a column without any value is left out."""
+    measured = {title: column for metric in METRICS for title, column in metric.columns(rows).items()}
     columns: dict[str, list[Any]] = {
         "model": [row.name for row in rows],
         "kind": [row.kind for row in rows],
@@ -135,20 +140,32 @@ def models_table(rows: Sequence[ModelRow]) -> Table:
         "MB": [f"{row.bytes / 1e6:.2f}" for row in rows],
         "params, M": [None if row.params is None else f"{row.params / 1e6:.3f}" for row in rows],
         "MACs, M": [None if row.macs is None else f"{row.macs / 1e6:.1f}" for row in rows],
-        **{title: cells for metric in METRICS for title, cells in metric.columns(rows).items()},
+        **{title: [column.value(row) for row in rows] for title, column in measured.items()},
         "ms": [None if row.milliseconds is None else f"{row.milliseconds:.3g}" for row in rows],
         "engine": [row.state or None for row in rows],
     }
     columns = {title: cells for title, cells in columns.items() if any(cell is not None for cell in cells)}
-    return Table(
+    table = Table(
         list(columns),
         [list(cells) for cells in zip(*columns.values(), strict=True)],
         title="Models side by side",
-        note="In brackets the difference from the first model in percentage points. Under a teacher's name: fidelity, "
-        "the mean centered cosine of the head to it (times 100 in brackets). Similarity: the same between the "
-        "backbone's summary / map and the first model's. MB: on disk; a checkpoint is stored in fp32. "
+        note="Under a teacher's name: fidelity, the mean centered cosine of the head to it. Similar: the same between "
+        "the backbone's features and the first model's. MB: on disk; a checkpoint is stored in fp32. "
         "params, MACs: of the backbone. ms: an engine's median latency for its smallest batch, where it was built.",
     )
+    return [table, *differences(rows, measured)]
+
+
+def differences(rows: Sequence[Row], columns: Mapping[str, Column]) -> list[Table]:
+    """Return a table of the differences from the first model that ran; none if there is no other."""
+    ran = [row for row in rows if row.ran]
+    cells = {title: [column.difference(row) for row in ran[1:]] for title, column in columns.items()}
+    cells = {title.removesuffix(", %"): each for title, each in cells.items() if any(cell is not None for cell in each)}
+    if not cells:
+        return []
+    lines = [list(line) for line in zip([row.name for row in ran[1:]], *cells.values(), strict=True)]
+    note = "" if all(column.percent for column in columns.values()) else "Of a cosine: times 100."
+    return [Table(["model", *cells], lines, f"Difference from {ran[0].name} in percentage points", note)]
 
 
 def narrow(table: Table) -> Table:
@@ -158,9 +175,10 @@ def narrow(table: Table) -> Table:
 
 
 def kernel_notes(row: Row) -> list[str]:
-    """Return a line about the kernels of an engine; none for other models."""
+    """Return lines about the kernels of an engine; none for other models."""
     counts = ", ".join(f"{count} in {kind}" for kind, count in row.kernels.items())
-    return [f"{row.name}: convolution and GEMM kernels: {counts}"] if counts else []
+    lines = [f"convolution and GEMM kernels: {counts}"] if counts else []
+    return [f"{row.name}: {line}" for line in (*lines, *([row.warning] if row.warning else []))]
 
 
 def model_notes(rows: Sequence[ModelRow]) -> list[str]:

@@ -10,18 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from radioplat.common.cpu_threads import limit_torch_threads, torch_callers
+from radioplat.data.loading.sample_images import evaluation_images
 from radioplat.data.loading.split_images import Images
 from radioplat.errors import RadioplatError, SpecError
 from radioplat.evaluation.measure.findings import Findings
 from radioplat.evaluation.measure.images import open_images
 from radioplat.evaluation.measure.measure import measure
 from radioplat.evaluation.measure.needs import missing, not_requested
-from radioplat.evaluation.measure.neighbours import Neighbours
+from radioplat.evaluation.measure.neighbours import Neighbours, pixels_of, spread_over_classes
 from radioplat.evaluation.measure.processes import Processes
 from radioplat.evaluation.measure.registry import METRICS
+from radioplat.evaluation.measure.sample_maps import SampleMaps, Shown
 from radioplat.evaluation.metrics.accuracy import Accuracy
 from radioplat.evaluation.metrics.fidelity import Fidelity, FidelityResult
 from radioplat.evaluation.metrics.knn import Knn, KnnResult
@@ -39,7 +42,7 @@ from radioplat.tasks.evaluate.evaluation import finite
 from radioplat.tasks.evaluate.side_by_side import (
     ModelRow,
     model_notes,
-    models_table,
+    models_tables,
     narrow,
     record_evaluations,
     side_by_side,
@@ -101,7 +104,7 @@ class EvaluateResult:
         if not self.models:
             return self.findings.tables()
         in_rows = [metric for metric in METRICS if metric.row and metric is not SharedIndex]  # which has no column
-        return [narrow(models_table(self.models)), *self.findings.tables(without=in_rows)]
+        return [*map(narrow, models_tables(self.models)), *self.findings.tables(without=in_rows)]
 
     def notes(self) -> list[str]:
         """See :class:`radioplat.tasks.evaluate.evaluation.Evaluation`."""
@@ -123,24 +126,35 @@ class EvaluateResult:
 
 
 def evaluate_students(
-    spec: Spec, checkpoint: Path | None = None, progress: Callable[[int, int], None] | None = None
+    spec: Spec,
+    checkpoint: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    headline: Callable[[list[ModelRow]], str] | None = None,
+    shown: Shown | None = None,
 ) -> EvaluateResult:
     """Evaluate the student of ``checkpoint``, or ``evaluate.models`` if it is None.
 
     Args:
         progress: called with (batches done, number of batches).
+        headline: returns the sentence that opens the page of ``evaluate.models``; default: the kNN accuracy of each.
+        shown: images and models of the picture of maps; default: ``evaluate.pictures`` held-out images, all models.
 
     Raises:
         SpecError: a metric cannot be measured, or a model cannot be opened.
         RadioplatError: a metric's result cannot be computed.
     """
     folder = TaskFolder(spec.results_dir, "evaluate", spec.evaluate.results_dir)
-    action = partial(_evaluate, spec, checkpoint, folder, progress)
+    action = partial(_evaluate, spec, checkpoint, folder, progress, headline, shown)
     return log_task(folder, "evaluate", to_yaml(spec), action, EvaluateResult.figures)
 
 
 def _evaluate(
-    spec: Spec, checkpoint: Path | None, folder: TaskFolder, progress: Callable[[int, int], None] | None
+    spec: Spec,
+    checkpoint: Path | None,
+    folder: TaskFolder,
+    progress: Callable[[int, int], None] | None,
+    headline: Callable[[list[ModelRow]], str] | None,
+    shown: Shown | None,
 ) -> EvaluateResult:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     inputs = open_inputs(spec, checkpoint, device)
@@ -155,10 +169,11 @@ def _evaluate(
         metrics = [metric(setup) for metric in METRICS if metric.requested(spec.evaluate)]
         at_once = torch_callers(len(models)) if device == "cpu" else 1
         with limit_torch_threads(threads, at_once):
-            sample = measure(setup, metrics, bank, queries, progress, at_once, processes)
+            measure(setup, metrics, bank, queries, progress, at_once, processes)
         with limit_torch_threads(threads):
-            findings = Findings.of(metrics, sample)
+            findings = Findings.of(metrics)
             if spec.evaluate.pictures:
+                _encode_samples(findings, setup, queries, shown)
                 _draw_neighbours(findings, setup, bank, queries, _shown(setup, opened))
     if num_classes := max((each.num_classes for each in architectures), default=0):
         problems, notes = held_out_labels(queries.reader.index, num_classes)
@@ -166,13 +181,14 @@ def _evaluate(
     findings.absent += not_requested(spec)
     rows = side_by_side(opened.listed, findings)
     findings.absent += record_evaluations(opened.listed, rows)
-    report, pictures = write_summary(spec, folder, checkpoint, findings, classes, rows)
+    opening = headline(rows) if headline else ""
+    report, pictures = write_summary(spec, folder, checkpoint, findings, classes, rows, opening, shown)
     result = EvaluateResult(checkpoint or opened.listed[0].path, folder.path, report, findings, rows)
     write_atomic(folder.path / "results.json", json.dumps(_as_json(result, spec.evaluate.use_ema), indent=1))
-    shown = [(f"pca/{i}" if i else "pca", png) for i, (_, png) in enumerate(pictures)]
+    named = [(f"pca/{i}" if i else "pca", png) for i, (_, png) in enumerate(pictures)]
     # The figures and pictures of a student belong to the run that trained it.
     figures = result.figures()
-    log_task_to_wandb(spec, folder.path, "evaluate", figures=figures, pictures=shown, joins=result.checkpoint.parent)
+    log_task_to_wandb(spec, folder.path, "evaluate", figures=figures, pictures=named, joins=result.checkpoint.parent)
     return result
 
 
@@ -215,6 +231,24 @@ def open_inputs(spec: Spec, checkpoint: Path | None, device: str) -> EvaluationI
     if problems := missing(spec, inputs):
         raise SpecError(*problems)
     return EvaluationInputs(opened, teachers, bank, queries, classes)
+
+
+def _encode_samples(findings: Findings, setup: Setup, queries: Images, shown: Shown | None) -> None:
+    """Add maps for pictures; or a line that they are not drawn, for the figures are measured by now."""
+    chosen = spread_over_classes(setup.held_out.labels.numpy(), setup.spec.evaluate.pictures)
+    ids = setup.held_out.ids.numpy()[chosen]
+
+    def held_out(size: int) -> np.ndarray:
+        dataset, index = setup.spec.dataset, queries.reader.index
+        return pixels_of(evaluation_images(dataset, dataset.val_dataset, index, {size}, len(ids), None), ids, size)
+
+    try:
+        if shown is not None:
+            findings.sample = SampleMaps.of(setup, [name for name in shown.models if name in setup.models], shown.views)
+        elif len(ids):
+            findings.sample = SampleMaps.of(setup, setup.models, held_out)
+    except (RadioplatError, OSError) as error:
+        findings.absent.append(f"maps of features: not drawn, {error}")
 
 
 def _draw_neighbours(findings: Findings, setup: Setup, bank: Images, queries: Images, names: list[str]) -> None:

@@ -10,14 +10,14 @@ import torch
 
 from radioplat.errors import SpecError, problems_of
 from radioplat.evaluation.measure.findings import Findings
-from radioplat.evaluation.measure.sample_maps import SampleMaps
+from radioplat.evaluation.measure.sample_maps import SampleMaps, Shown
 from radioplat.evaluation.metrics.fidelity import size_of
 from radioplat.evaluation.metrics.knn import Knn
 from radioplat.evaluation.metrics.metric import Picture, percentage
 from radioplat.evaluation.pictures.pca import pca_panel
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.root import Spec
-from radioplat.tasks.evaluate.side_by_side import ModelRow, model_notes, models_table
+from radioplat.tasks.evaluate.side_by_side import ModelRow, model_notes, models_tables
 from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.tracking.record_versions import check_readable
 from radioplat.tracking.report.curves import curves_from_status
@@ -26,6 +26,7 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.teacher_cost import TeacherCosts
 
 _STUDENT = "student"
+_COLOURS = "Equal colours are equal features: three principal components of the spatial features, at unit length."
 
 
 def write_summary(
@@ -35,37 +36,39 @@ def write_summary(
     findings: Findings,
     classes: list[str],
     models: Sequence[ModelRow] = (),
+    headline: str = "",
+    shown: Shown | None = None,
 ) -> tuple[Path, list[Picture]]:
     """Write ``report.html`` (and ``pictures.png``) into ``folder``; returns the page's path, and its pictures.
 
     Args:
         checkpoint: the evaluated student; None for ``models``.
+        headline: of the page of ``models``; default: the kNN accuracy of each.
+        shown: the images that ``findings.sample`` has in place of held-out ones.
     """
-    notes = [f"Classes of the labels: {len(classes)}", *_too_coarse(findings.sample), *findings.absent]
+    notes = [f"Classes of the labels: {len(classes)}", *findings.absent]
     if checkpoint is None:
         notes = [f"{row.name}: {row.path}" for row in models] + model_notes(models) + notes
-        pictures = findings.pictures + _of_models(findings.sample, [row.name for row in models])
-        tables = [models_table(models), *findings.tables()]
+        pictures = _of_models(findings.sample, [row.name for row in models], shown) + findings.pictures
+        tables = [*models_tables(models), *findings.tables()]
         title = f"radioplat: {len(models)} models side by side"
         path = write_report(
             folder.report_path,
             title=title,
-            headline=_headline(findings),
+            headline=headline or _headline(findings),
             tables=tables,
             pictures=pictures,
             spec_yaml=to_yaml(spec),
             remarks=notes,
         )
         return path, pictures
-    pictures = list(findings.pictures)
+    pictures = []
     if (sample := findings.sample) is not None and sample.maps:
         panel = pca_panel(sample.images, *_columns(sample))
         (folder.path / "pictures.png").write_bytes(panel)
-        caption = (
-            "Spatial features by three principal components. A student's head is shown in its teacher's components, "
-            "scaled to its own contrast."
-        )
+        caption = f"{_COLOURS} A student's head is shown in its teacher's components, scaled to its own contrast."
         pictures += [(caption, panel), *_over_resolutions(sample)]
+    pictures += findings.pictures
     status = checkpoint.parent / "status.json"
     # The measurement is done: records of another version cost the page its curves, not the user the figures.
     unreadable = problems_of(check_readable, checkpoint.parent)
@@ -97,14 +100,6 @@ def _headline(findings: Findings) -> str:
     return f"kNN accuracy on held-out images: {figures}." if figures else ""
 
 
-def _too_coarse(sample: SampleMaps | None) -> list[str]:
-    """Return a line about the maps that are not drawn."""
-    coarse = sample.coarse if sample is not None else {}
-    named = ", ".join(f"{name} ({size})" for name, size in coarse.items())
-    hint = "a larger dataset.val_img_size gives finer ones"
-    return [f"Not drawn, because maps of so few positions show nothing: {named}; {hint}"] if coarse else []
-
-
 def _images_per_step(experiment: Path) -> int:
     """Return the global batch size of the run that wrote ``experiment``; 0 if that is not known."""
     if not experiment.exists():
@@ -114,15 +109,17 @@ def _images_per_step(experiment: Path) -> int:
     return 0
 
 
-def _of_models(sample: SampleMaps | None, names: Sequence[str]) -> list[Picture]:
+def _of_models(sample: SampleMaps | None, names: Sequence[str], shown: Shown | None) -> list[Picture]:
     """Draw the map of each model, in the components of the first model if its features have the same width."""
     maps = {name: sample.maps[name] for name in names if name in sample.maps} if sample is not None else {}
     if sample is None or not maps:
         return []
     first = next(iter(maps))
     same = {name: first for name, value in maps.items() if value.shape[-1] == maps[first].shape[-1]}
-    caption = "Spatial features of the backbones by three principal components: the first model's, if widths are equal."
-    return [(caption, pca_panel(sample.images, maps, same, stretch=False))]
+    which = "All have" if len(same) == len(maps) else f"Those of {'; '.join(same)} have"
+    others = f" {which} the components and range of {first}." if len(same) > 1 else ""
+    about = f" {shown.about}" if shown is not None else ""
+    return [(f"{_COLOURS}{others}{about}", pca_panel(sample.images, maps, same, stretch=False))]
 
 
 def _over_resolutions(sample: SampleMaps) -> list[Picture]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radioplat.common.imports import require_extra
+from radioplat.errors import SpecError
+from radioplat.spec.checks.tasks.engine import backend_packages
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.engine import TensorRTConfig
 from radioplat.spec.schema.root import Spec
@@ -62,12 +64,18 @@ def open_engine_inputs(spec: Spec) -> EngineInputs:
     Raises:
         EngineError: as :func:`build_engine`.
     """
-    require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
+    _require_packages(spec)
     from radioplat.exporting.engines.build import open_inputs
 
     section = spec.gen_trt_engine
     check_channels(section.input_channel, "gen_trt_engine")
     return open_inputs(_source(spec), engine_file(spec), _config(spec), section.backend)
+
+
+def _require_packages(spec: Spec) -> None:
+    require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
+    if problems := list(backend_packages(spec)):
+        raise SpecError(*problems)
 
 
 def _source(spec: Spec) -> Path:
@@ -82,7 +90,7 @@ def _config(spec: Spec) -> TensorRTConfig:
 
 
 def _gen_trt_engine(spec: Spec) -> EngineReport:
-    require_extra("onnx", _PURPOSE, "gen_trt_engine.onnx_file")
+    _require_packages(spec)
     from radioplat.exporting.engines import build
 
     section = spec.gen_trt_engine

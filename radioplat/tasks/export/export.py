@@ -13,6 +13,7 @@ from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.weights.export import FORMATS, WeightsReport, export_weights, format_problems
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.quantized.quantizer import in_float, quantizers
+from radioplat.models.source import Source, source_of
 from radioplat.models.student.student import sequence_problems
 from radioplat.models.vision_model import open_model
 from radioplat.spec.checks.tasks.export import detector_export_problems, export_problems
@@ -68,10 +69,12 @@ class Prepared:
 
     Attributes:
         needs: what the side files of an ONNX file need; None for other formats.
+        source: the checkpoint.
     """
 
     model: Any
     needs: Needs | None
+    source: Path
 
 
 def prepare_export(spec: Spec) -> Prepared:
@@ -84,9 +87,8 @@ def prepare_export(spec: Spec) -> Prepared:
         raise SpecError(*problems)
     config = spec.export
     check_channels(config.input_channel, "export")
-    model: Any = open_model(
-        find_checkpoint(spec, config.checkpoint, "export.checkpoint"), "export.checkpoint", config.use_ema
-    )
+    source = find_checkpoint(spec, config.checkpoint, "export.checkpoint").resolve()
+    model: Any = open_model(source, "export.checkpoint", config.use_ema)
     if config.num_tokens:
         if problems := list(sequence_problems(model.architecture.student, "export.num_tokens")):
             raise SpecError(*problems)
@@ -101,24 +103,33 @@ def prepare_export(spec: Spec) -> Prepared:
     ):
         raise EngineError(*problems)
     if config.format is not ExportFormat.onnx:
-        return Prepared(model, None)
+        return Prepared(model, None, source)
     from radioplat.tasks.export.side_files import find_needs  # of the extra onnx
 
-    return Prepared(model, find_needs(spec, model, onnx_file(spec)))
+    return Prepared(model, find_needs(spec, model, onnx_file(spec)), source)
 
 
 def _export(spec: Spec) -> OnnxReport | WeightsReport:
     config, prepared = spec.export, prepare_export(spec)
     model, needs, height, width = prepared.model, prepared.needs, config.input_height, config.input_width
+    sources = [source_of(prepared.source, config.use_ema)]
     if needs is None:
         size = model.architecture.img_size
         path = Path(config.output or task_folder(spec, "export") / FORMATS[config.format].file_name)
-        sizes = {"height": height or size, "width": width or size}
-        return export_weights(model, config.format, path, **sizes, adaptors=config.adaptors, types=config.adaptor_types)
-    return _export_onnx(spec, model, needs)
+        return export_weights(
+            model,
+            config.format,
+            path,
+            height=height or size,
+            width=width or size,
+            adaptors=config.adaptors,
+            types=config.adaptor_types,
+            sources=sources,
+        )
+    return _export_onnx(spec, model, needs, sources)
 
 
-def _export_onnx(spec: Spec, model: Any, needs: Needs) -> OnnxReport:
+def _export_onnx(spec: Spec, model: Any, needs: Needs, sources: list[Source]) -> OnnxReport:
     from radioplat.exporting.onnx.export import export_in_halves, export_onnx  # of the extra onnx, as all that follows
     from radioplat.tasks.export.side_files import write_side_files
 
@@ -141,6 +152,7 @@ def _export_onnx(spec: Spec, model: Any, needs: Needs) -> OnnxReport:
             images=needs.judged,
             least_cosine=config.least_cosine,
             verbose=config.verbose,
+            sources=sources,
         )
     return dataclasses.replace(report, side_files=write_side_files(spec, model, report, needs))
 

@@ -55,6 +55,8 @@ def _show_side_files(side_files: SideFiles) -> None:
             f"on {cpu.images} images; {terminal.size(cpu.bytes)} for {terminal.size(cpu.fp32_bytes)}; an image here "
             f"takes {1000 * cpu.seconds:.2f} ms for {1000 * cpu.fp32_seconds:.2f}"
         )
+        if cpu.warning:
+            terminal.say(f"warning: {cpu.warning}")
 
 
 def show_engine(report: EngineReport) -> None:
@@ -75,7 +77,8 @@ def show_engine(report: EngineReport) -> None:
         terminal.say(textwrap.fill(f"  {label:<14}{text}", 118, subsequent_indent=" " * 16, break_long_words=False))
     for line in report.notes:
         terminal.say(f"note: {line}")
-    for line in (report.latency or {}).get("warnings", ()):
+    unlike = [report.execution["warning"]] if "warning" in report.execution else []
+    for line in (*unlike, *(report.latency or {}).get("warnings", ())):
         terminal.say(f"warning: {line}")
 
 

@@ -60,17 +60,30 @@ class InferenceResult:
 def inference(
     spec: str | Path | Mapping[str, Any] | Spec,
     overrides: Sequence[str] = (),
+    *,
     progress: Progress = None,
 ) -> InferenceResult:
     """Use ``inference.checkpoint`` or ``inference.trt_engine`` on a folder of images; default: the latest checkpoint.
 
+    ``embed`` and ``predict`` do the same without a spec.
+
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         progress: called with (images done, images in all).
+
+    Returns:
+        The path of the Parquet table of features, classes or boxes at ``table``, and the numbers of images.
 
     Raises:
         SpecError: fields of the section or of ``dataset.test_dataset`` contradict each other, or there is no folder.
         DataError: the folder contains no image, or none that can be decoded.
         EngineError, WeightsError: there is no model, it cannot be read, or cannot run on this machine.
+
+    Example:
+        >>> result = radioplat.inference("spec.yaml", ["dataset.test_dataset.images_dir=photographs"])
+        >>> result.table
+        PosixPath('results/inference/predictions.parquet')
     """
     spec = load_spec(spec, overrides)
     if problems := [*inference_problems(spec), *inference_image_problems(spec)]:

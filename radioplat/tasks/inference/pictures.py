@@ -29,7 +29,7 @@ def predictions_panel(shown: Sequence[tuple[ImageView, Prediction]], threshold: 
     images = np.stack([_drawn(*each, threshold) for each in shown])
     maps = [row.spatial for _, row in shown if row.spatial is not None]
     if not maps:
-        return panel({"boxes": images}, smooth=("boxes",))
+        return panel({"boxes": images}, photographs=("boxes",))
     return pca_panel(images.transpose(0, 3, 1, 2), {"features": torch.from_numpy(np.stack(maps))})
 
 

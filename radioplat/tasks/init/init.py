@@ -38,7 +38,8 @@ def init(folder: str | Path, name: str = DEFAULT) -> Started:
         RadioplatError: there is no such spec, or a file or folder of these names is there already; nothing is written.
     """
     folder, root = Path(folder), starter_root()
-    known = sorted(str(path.relative_to(root / "specs").with_suffix("")) for path in (root / "specs").rglob("*.yaml"))
+    specs = [path for path in (root / "specs").rglob("*.yaml") if "\nnodes:" not in path.read_text(encoding="utf-8")]
+    known = sorted(str(path.relative_to(root / "specs").with_suffix("")) for path in specs)  # not of a pipeline
     if name not in known:
         raise RadioplatError(f"there is no spec {name!r}", where="--spec", hint=f"One of {', '.join(known)}.")
     taken = [part for part in FOLDERS if (folder / part).exists()]

@@ -7,19 +7,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from radioplat.common import out_of_memory
 from radioplat.data.ledger.ledger import read_rejected
 from radioplat.data.loading.run_data import RunData
-from radioplat.errors import DataError, RadioplatError
+from radioplat.errors import RadioplatError
 from radioplat.spec.loading.load import load_spec
+from radioplat.tasks.shared.run_folder import run_folder
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.goodput import Goodput, goodput
 from radioplat.tracking.attempts.logs import LastWords, attempt_folder, begun, cause_of, last_words
 from radioplat.tracking.status import read_status
 from radioplat.training.accounting.folder_versions import check_readable_run
-from radioplat.training.checkpoints.checkpoint import survey
+from radioplat.training.checkpoints.checkpoint import Survey, survey
+from radioplat.training.checkpoints.unreadable import in_the_way
 
 _ALIVE_S = 120.0  # a worker with a newer health status is alive
 _TAIL = 65536  # bytes of a log that are searched
@@ -81,17 +84,27 @@ def diagnose(run: str | Path) -> Diagnosis:
         NewerRecord: a newer version wrote a record of the run.
         RadioplatError: an older version did, and the record must be brought up first.
     """
-    folder = _task_folder(Path(run))
+    folder = run_folder(run)
     check_readable_run(folder)
-    lines = read_status(folder / "status.json")
-    starts = [i for i, line in enumerate(lines) if line.get("status") == "STARTED"]
-    lines = lines[starts[-1] :] if starts else lines
+    checkpoints = survey(folder)
+    lines = _last_start(read_status(folder / "status.json"), checkpoints)
     attempt = begun(folder)
     status = lines[-1].get("status", "") if lines else ""
     result = _diagnose(folder, lines, attempt, status)
     result.account = goodput(folder)
-    result.evidence += _facts(folder, lines, attempt)
+    result.evidence += _facts(folder, lines, attempt, checkpoints)
     return result
+
+
+def _last_start(lines: list[dict], checkpoints: Survey) -> list[dict]:
+    """Return the lines of the last start. A start that was refused is passed over if there was another: it changed
+    nothing of the run. It counts if the run has checkpoints that keep it from continuing.
+    """
+    edges = [i for i, line in enumerate(lines) if line.get("status") == "STARTED"]
+    starts = [lines[first:end] for first, end in pairwise([*edges, len(lines)])] or [lines]
+    if in_the_way(checkpoints.step, checkpoints.unreadable):
+        return starts[-1]
+    return next((start for start in reversed(starts) if not any("refused" in line for line in start)), starts[-1])
 
 
 def _diagnose(folder: Path, lines: list[dict], attempt: int, status: str) -> Diagnosis:
@@ -205,21 +218,20 @@ def _signs(folder: Path, attempt: int) -> Iterator[str]:
                 break
 
 
-def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
+def _facts(folder: Path, lines: list[dict], attempt: int, checkpoints: Survey) -> list[str]:
     """Return lines about step, checkpoint, earlier attempts, warnings and logs."""
     facts = []
     step = next((line["step"] for line in reversed(lines) if "max_step" in line), None)
     if step is not None:
         facts.append(f"it reached step {step}")
-    result = survey(folder)
     facts.append(
-        f"last complete checkpoint: {result.newest[0].name}, step {result.step}"
-        if result.newest
+        f"last complete checkpoint: {checkpoints.newest[0].name}, step {checkpoints.step}"
+        if checkpoints.newest
         else "no readable checkpoint"
-        if result.unreadable
+        if checkpoints.unreadable
         else "no checkpoint"
     )
-    facts += [f"{Path(one.path).name}: {one}" for one in result.unreadable]
+    facts += [f"{Path(one.path).name}: {one}" for one in checkpoints.unreadable]
     causes = Counter(cause for n in range(1, attempt) if (cause := cause_of(folder, n)[0]))
     if causes:
         facts.append("earlier attempts ended by " + ", ".join(f"{cause} ({n})" for cause, n in causes.items()))
@@ -230,16 +242,6 @@ def _facts(folder: Path, lines: list[dict], attempt: int) -> list[str]:
     if attempt and (logs := attempt_folder(folder, attempt)).is_dir():
         facts.append(f"logs: {logs}")
     return facts
-
-
-def _task_folder(run: Path) -> Path:
-    if (run / "status.json").is_file():
-        return run
-    result = [p.parent for p in run.glob("*/status.json") if (p.parent / "accounts.jsonl").exists()]
-    if not result:
-        hint = "Give the results_dir of a run, or its distill or train folder."
-        raise DataError("no run has started here", where=str(run), hint=hint)
-    return max(result, key=lambda folder: (folder / "status.json").stat().st_mtime)
 
 
 def _one_line(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from radioplat.compression.cost import Cost, cost_of
 from radioplat.compression.low_rank import Decomposed, decompose
 from radioplat.errors import SpecError
+from radioplat.models.source import source_of
 from radioplat.models.student.checkpoint import load_student
 from radioplat.spec.checks.tasks.low_rank import low_rank_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
@@ -31,6 +32,7 @@ class LowRankReport:
 
     Attributes:
         path: a checkpoint folder; with retraining, of the retrained student.
+        checkpoint: the student before.
         before, after: cost of the backbone.
         layers: the decomposed layers.
     """
@@ -41,17 +43,36 @@ class LowRankReport:
     after: Cost
     layers: Decomposed
 
+    @property
+    def student(self) -> Path:
+        """The checkpoint folder, ``path``."""
+        return self.path
+
 
 def low_rank(
     spec: str | Path | Mapping[str, Any] | Spec,
     overrides: Sequence[str] = (),
+    *,
     say: Callable[[str], None] | None = None,
 ) -> LowRankReport:
     """Decompose ``low_rank.checkpoint``, by default the latest student; retrain it if the spec says so.
 
+    Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
+        say: called with each message of a retraining.
+
+    Returns:
+        The decomposed (and retrained) checkpoint at ``student``, its layers, and the cost before and after.
+
     Raises:
         SpecError: fields of ``low_rank`` contradict each other, or nothing would get smaller.
         EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+
+    Example:
+        >>> result = radioplat.low_rank("spec.yaml", ["low_rank.energy=0.9"])
+        >>> result.student
+        PosixPath('results/low_rank/model_low_rank')
     """
     spec = load_spec(spec, overrides)
     if problems := list(low_rank_problems(spec)):
@@ -69,7 +90,7 @@ def _low_rank(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Lo
     if config.retrain.wanted:
         # A rerun continues with the student that the first start decomposed.
         path = Path(keep_plan(folder, {"checkpoint": str(path), "section": asdict(config)}, "low_rank")["checkpoint"])
-    student = load_student(path, "low_rank.checkpoint")
+    student, source = load_student(path, "low_rank.checkpoint"), source_of(path)
     small, layers = decompose(student, config)
     size = small.architecture.img_size
     costs = cost_of(student.backbone, size), cost_of(small.backbone, size)
@@ -77,9 +98,10 @@ def _low_rank(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Lo
     if config.retrain.wanted:
         start = folder / START
         if not start.exists():
-            write_model(small, start, REPORT, asdict(report))
-        small = load_student(retrain(spec, config.retrain, start, folder / "retrain", say))
-    write_model(small, report.path, REPORT, asdict(report))
+            write_model(small, start, REPORT, asdict(report), [source])
+        trained = retrain(spec, config.retrain, start, folder / "retrain", say)
+        small, source = load_student(trained), source_of(trained)
+    write_model(small, report.path, REPORT, asdict(report), [source])
     return report
 
 

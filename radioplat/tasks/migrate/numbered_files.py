@@ -15,6 +15,7 @@ from radioplat.data.index.shard_index import SCHEMA_KEY, VERSION
 from radioplat.data.ledger.chain import NAME as CHAIN
 from radioplat.data.ledger.chain import SCHEMA as CHAIN_SCHEMA
 from radioplat.tasks.compress.chain_record import SCHEMA as COMPRESS_SCHEMA
+from radioplat.tasks.pipeline.record import SCHEMA as PIPELINE_SCHEMA
 from radioplat.tracking.json_lines import read_lines
 from radioplat.training.checkpoints.run_state import SCHEMA as STATE_SCHEMA
 from radioplat.training.checkpoints.run_state import STATE
@@ -66,4 +67,5 @@ NUMBERED = {
     CHAIN: NumberedFile(CHAIN_SCHEMA, _in_lines),
     "shards.parquet": NumberedFile(int(VERSION), _in_metadata, "the next start makes it from the shards again"),
     "compress.json": NumberedFile(COMPRESS_SCHEMA, _in_json),
+    "pipeline.json": NumberedFile(PIPELINE_SCHEMA, _in_json),
 }

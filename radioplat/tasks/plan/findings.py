@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from radioplat.errors import Problem, RadioplatError
+from radioplat.models.student.architecture import StudentArchitecture
 from radioplat.tasks.plan.accepts import TaskLine
 
 Result = TypeVar("Result")
@@ -48,6 +49,7 @@ class Plan:
         tasks: tasks that accept or refuse the trained student.
         facts: further lines by title: ``length``, ``data``, ``feature cache``, ...
         free: bytes on the disk of the results folder.
+        architecture: of the student that a run would train; None if it is not known.
     """
 
     problems: list[Problem] = field(default_factory=list)
@@ -57,6 +59,7 @@ class Plan:
     tasks: list[TaskLine] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     free: int | None = None
+    architecture: StudentArchitecture | None = None
 
     @property
     def can_start(self) -> bool:
@@ -79,3 +82,4 @@ class Plan:
         self.models += other.models
         self.sources += other.sources
         self.tasks += other.tasks
+        self.architecture = other.architecture or self.architecture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from radioplat.errors import EngineError
-from radioplat.spec.checks.tasks.training_task import command_of, command_with, is_taught, training_task
+from radioplat.spec.checks.tasks.training_task import described_command, is_taught
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.post_training import quantized_path
@@ -17,7 +17,5 @@ def next_task(spec: Spec) -> tuple[str, str]:
         with contextlib.suppress(EngineError):  # without a checkpoint the run before it is planned
             why = f"quantize.mode is qat, and there is a checkpoint, {quantized_path(spec)}"
             return "quantize", f"quantize: {why}; `radioplat plan distill` plans the run before it"
-    if not spec.distill.teacher and not training_task(spec).has_labels(spec):
-        return command_with(teachers=True), ""  # reports the missing teachers
-    command = command_of(spec)
+    command = described_command(spec)
     return command, "" if is_taught(command) else f"{command}: the spec has labels and no teachers"

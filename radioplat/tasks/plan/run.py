@@ -32,7 +32,11 @@ def plan_run(spec: Spec, command: str, folder: Path, level: Level = Level.plan) 
         folder: the run's results folder.
         level: the steps to take.
     """
-    preflight = take_steps(Preflight(spec, command, folder, level))
+    return plan_of(take_steps(Preflight(spec, command, folder, level)))
+
+
+def plan_of(preflight: Preflight) -> Plan:
+    """Return the plan of a run whose steps were taken."""
     return Plan(
         problems=preflight.problems,
         warnings=[*preflight.start_notes, *preflight.warnings],
@@ -40,6 +44,7 @@ def plan_run(spec: Spec, command: str, folder: Path, level: Level = Level.plan) 
         sources=list(_source_lines(preflight)),
         tasks=accepted_tasks(preflight.models.architecture) if preflight.models else [],
         facts=preflight.facts,
+        architecture=preflight.models.architecture if preflight.models else None,
     )
 
 

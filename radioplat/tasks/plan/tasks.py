@@ -14,7 +14,7 @@ from radioplat.data.detection.split import read_split
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import Problem
 from radioplat.evaluation.detection.coco import load_coco
-from radioplat.evaluation.measure.needs import metric_facts, not_requested
+from radioplat.evaluation.measure.needs import metric_facts
 from radioplat.launch.preflight.preflight import Level
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import Architecture, open_architecture, open_model, weight_files
@@ -27,7 +27,7 @@ from radioplat.spec.checks.tasks.quantize import (
     replaced_backend,
 )
 from radioplat.spec.checks.tasks.training_run import check
-from radioplat.spec.checks.tasks.training_task import command_of, command_with
+from radioplat.spec.checks.tasks.training_task import command_of, command_with, is_taught
 from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.retrain import RetrainConfig
@@ -44,6 +44,7 @@ from radioplat.tasks.inference.inference import open_inputs
 from radioplat.tasks.plan.accepts import accepted_tasks
 from radioplat.tasks.plan.findings import Plan
 from radioplat.tasks.plan.run import plan_run
+from radioplat.tasks.plan.students import plan_students
 from radioplat.tasks.prune.prune import pruned_checkpoint
 from radioplat.tasks.quantize.post_training import quantized_path
 from radioplat.tasks.quantize.qat import training_spec
@@ -58,7 +59,14 @@ from radioplat.teachers.base.teacher import check_weights
 
 
 def _run(command: str) -> Callable[[Spec, Plan], None]:
-    return lambda spec, report: report.include(plan_run(spec, command, task_folder(spec, command)))
+    def planned(spec: Spec, report: Plan) -> None:
+        """Add the plan of the run."""
+        if spec.distill.students and is_taught(command):
+            report.include(plan_students(spec, command, Level.plan))
+        else:
+            report.include(plan_run(spec, command, task_folder(spec, command)))
+
+    return planned
 
 
 def _device() -> str:
@@ -112,9 +120,7 @@ def _evaluate(spec: Spec, report: Plan) -> None:
         if model.evaluated is None:
             report.warnings.append(f"{model.name} cannot run on this machine, and is a row without figures")
     report.facts["images"] = f"{len(inputs.bank.rows)} of training, {len(inputs.queries.rows)} held out"
-    report.facts["metrics"] = "; ".join(
-        ["kNN where there are labels, fidelity", *metric_facts(spec), *not_requested(spec)]
-    )
+    report.facts["metrics"] = "; ".join(["kNN where there are labels, fidelity", *metric_facts(spec)])
 
 
 def _evaluate_detectors(spec: Spec, checkpoint: Path | None, report: Plan) -> None:

@@ -13,6 +13,7 @@ from radioplat.compression.cost import Cost, cost_of
 from radioplat.compression.pruning.batchnorm import has_statistics, reestimate_batchnorm
 from radioplat.compression.pruning.budget import within_budget
 from radioplat.compression.pruning.prune import Aim, Cuts, prune_model
+from radioplat.compression.pruning.reconstruct import Reconstructed, reconstruct
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.pruning.sparsify import Sparsified, sparsify
 from radioplat.data.loading.sample_images import sample_images
@@ -20,6 +21,7 @@ from radioplat.design.run import Run, keep_data
 from radioplat.errors import SpecError
 from radioplat.exporting.engines.time_model import engine_seconds
 from radioplat.launch.preflight.steps import prepare
+from radioplat.models.modifiers.fuse_branches import PRUNED_WITH_THEM, branch_notes, count_convolutions, fusion_notes
 from radioplat.models.student.student import Student
 from radioplat.models.vision_model import VisionModel, open_model
 from radioplat.spec.checks.tasks.training_task import command_with
@@ -40,6 +42,8 @@ class Cut:
         sparse: the weights that were set to zero; None if none were to be.
         before, after: cost of the backbone; zeros count like other weights.
         batchnorm_images: number of images that BatchNorm's statistics were estimated from.
+        reconstructed: blocks whose last layers were fitted again, and those that could not be.
+        notes: whether the branches of its blocks were fused, one sentence; none if it has none.
     """
 
     student: VisionModel
@@ -49,6 +53,8 @@ class Cut:
     before: Cost
     after: Cost
     batchnorm_images: int = 0
+    reconstructed: tuple[Reconstructed, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Aim | None = None) -> Cut:
@@ -64,8 +70,7 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         WeightsError: the checkpoint cannot be read.
     """
     model, score = open_model(checkpoint, "prune.checkpoint"), ChannelScore(config, spec.train.seed)
-    if not score.needs_gradients:  # they are those of the parameters that the run trained
-        model.fuse_branches()
+    notes = fuse_unless_trained(model, config, score)
     images = None
     if config.blocks:  # refused, like gradients, for other models than students
         images = _images(spec, model, config.score_batches * spec.dataset.batch_size)
@@ -86,12 +91,28 @@ def cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, aim: Ai
         small = smaller(config)
         if config.cut and aim is None:
             check_something_stays(config, cuts[config.amount])
-    estimated_from = _reestimate(spec, config, small) if small is not model else 0
+    blocks: tuple[Reconstructed, ...] = ()
+    if config.reconstruction_images and small is not model:  # refused for other models than students
+        images = _images(spec, model, config.reconstruction_images)
+        blocks = tuple(reconstruct(model, small, cuts[config.amount].kept, images))
+    # Fitted blocks give what the blocks behind them got before, and so their statistics still hold.
+    estimated_from = _reestimate(spec, config, small) if small is not model and not blocks else 0
     sparse = None
     if config.sparsity.type is not None:
         small, sparse = sparsify(small, config.sparsity)
     after = _cost(spec, config, small)
-    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from)
+    return Cut(small, config, cuts.get(config.amount), sparse, before, after, estimated_from, blocks, tuple(notes))
+
+
+def fuse_unless_trained(model: VisionModel, config: PruneConfig, score: ChannelScore) -> list[str]:
+    """Fuse the branches of the backbone, in place, unless gradients of what was trained are needed; return a note."""
+    if score.needs_gradients:
+        why = f"prune.score={config.score.value} needs gradients, of the parameters that the run trained"
+        return branch_notes(model, why)
+    before = count_convolutions(model.backbone)
+    model.fuse_branches()
+    after = count_convolutions(model.backbone)
+    return fusion_notes(before, after) or branch_notes(model, PRUNED_WITH_THEM)
 
 
 def _cost(spec: Spec, config: PruneConfig, model: VisionModel) -> Cost:

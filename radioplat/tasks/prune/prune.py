@@ -10,9 +10,11 @@ from typing import Any
 
 from radioplat.compression.cost import Cost
 from radioplat.compression.pruning.prune import dry_run
+from radioplat.compression.pruning.reconstruct import Reconstructed
 from radioplat.compression.pruning.sparsify import Sparsified
 from radioplat.errors import SpecError
 from radioplat.models.model_kind import ModelKind
+from radioplat.models.source import source_of
 from radioplat.models.student.checkpoint import load_student, read_architecture
 from radioplat.models.vision_model import VisionModel, model_kind
 from radioplat.spec.checks.tasks.prune import prune_problems
@@ -45,6 +47,8 @@ class PruneReport:
             with retraining.
         batchnorm_images: number of images that BatchNorm's statistics were estimated from; 0 with retraining.
         heads_stay: attention layers that kept all heads, because they do not run with fewer.
+        reconstructed: blocks whose last layers were fitted again, and those that could not be; empty with retraining.
+        notes: see :class:`~radioplat.tasks.prune.cut.Cut`; with retraining of the first round.
     """
 
     path: Path
@@ -57,6 +61,8 @@ class PruneReport:
     went: tuple[float, ...] = ()
     batchnorm_images: int = 0
     heads_stay: tuple[str, ...] = ()
+    reconstructed: tuple[Reconstructed, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def student(self) -> Path:
@@ -131,11 +137,20 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
         last = rounds[-1]
         amount = 1 - math.prod(1 - each.amount for each in rounds)
         report = PruneReport(
-            target, checkpoint, amount, rounds[0].before, last.after, last.sparse, rounds, heads_stay=last.heads_stay
+            target,
+            checkpoint,
+            amount,
+            rounds[0].before,
+            last.after,
+            last.sparse,
+            rounds,
+            heads_stay=last.heads_stay,
+            notes=rounds[0].notes,
         )
         small: VisionModel = load_student(last.checkpoint)
+        source = source_of(last.checkpoint)
     else:
-        done = cut(spec, config, checkpoint, folder)
+        done, source = cut(spec, config, checkpoint, folder), source_of(checkpoint)
         small, amount = done.student, done.config.amount if config.cut else 0.0
         report = PruneReport(
             target,
@@ -147,8 +162,10 @@ def _prune(spec: Spec, folder: Path, say: Callable[[str], None] | None) -> Prune
             went=_went(done),
             batchnorm_images=done.batchnorm_images,
             heads_stay=tuple(done.cuts.heads_stay if done.cuts else ()),
+            reconstructed=done.reconstructed,
+            notes=done.notes,
         )
-    write_model(small, target, REPORT, asdict(report))
+    write_model(small, target, REPORT, asdict(report), [source])
     return report
 
 

@@ -20,6 +20,7 @@ from radioplat.compression.pruning.prune import Aim, prune_alike
 from radioplat.compression.pruning.removed_share import removed_share, share_of_rest
 from radioplat.compression.pruning.sparsify import Sparsified
 from radioplat.errors import WeightsError
+from radioplat.models.source import source_of
 from radioplat.models.student.checkpoint import load_student, read_architecture
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.prune import PruneBudget, PruneConfig, SparsityConfig, SparsityPattern
@@ -42,6 +43,7 @@ class Round:
         before, after: cost of the backbone.
         checkpoint: of the retrained student.
         heads_stay: attention layers that kept all heads, because they do not run with fewer.
+        notes: see :class:`~radioplat.tasks.prune.cut.Cut`.
     """
 
     number: int
@@ -51,6 +53,7 @@ class Round:
     sparse: Sparsified | None
     checkpoint: Path
     heads_stay: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def prune_in_rounds(spec: Spec, checkpoint: Path, folder: Path, say: Callable[[str], None] | None) -> Iterator[Round]:
@@ -78,7 +81,8 @@ def prune_in_rounds(spec: Spec, checkpoint: Path, folder: Path, say: Callable[[s
         rewinds = spec.prune.retrain.mode is RetrainMode.weight_rewind
         checkpoint = retrain(spec, spec.prune.retrain, place / (REWOUND if rewinds else PRUNED), place, say)
         sparse = Sparsified(**facts["sparse"]) if facts["sparse"] else None
-        yield Round(number, facts["amount"], before, latest, sparse, checkpoint, tuple(facts.get("heads_stay", ())))
+        stay, notes = (tuple(facts.get(name, ())) for name in ("heads_stay", "notes"))
+        yield Round(number, facts["amount"], before, latest, sparse, checkpoint, stay, notes)
 
 
 def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number: int) -> None:
@@ -98,11 +102,14 @@ def _cut(spec: Spec, config: PruneConfig, checkpoint: Path, folder: Path, number
         "after": asdict(done.after),
         "sizes": done.cuts.sizes if done.cuts else {},
         "heads_stay": done.cuts.heads_stay if done.cuts else [],
+        "notes": done.notes,
     }
     if spec.prune.retrain.mode is RetrainMode.weight_rewind and spec.prune.retrain.wanted:
         source = Path(spec.prune.retrain.rewind_to or "") if number == 1 else folder / f"round_{number - 1}" / REWOUND
-        write_model(_rewound(source, checkpoint, done, number == 1), place / REWOUND, REPORT, facts)
-    write_model(done.student, place / PRUNED, REPORT, facts)  # last: its folder marks the round as pruned
+        rewound = _rewound(source, checkpoint, done, number == 1)
+        write_model(rewound, place / REWOUND, REPORT, facts, [source_of(source, ema=False), source_of(checkpoint)])
+    # Last: its folder marks the round as pruned.
+    write_model(done.student, place / PRUNED, REPORT, facts, [source_of(checkpoint)])
 
 
 def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:

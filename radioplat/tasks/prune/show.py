@@ -20,9 +20,13 @@ def show(report: PruneReport) -> None:
         )
         if sparse.left_out:
             terminal.say(f"left out, their number of inputs is not a multiple of 4: {', '.join(sparse.left_out)}")
+    for note in report.notes:
+        terminal.note(note)
     if report.heads_stay:
         some = ", ".join(report.heads_stay[:2]) + (", ..." if len(report.heads_stay) > 2 else "")
         terminal.say(f"{len(report.heads_stay)} attention layers keep all heads, as they do not run with fewer: {some}")
+    if report.reconstructed:
+        _show_reconstructed(report)
     if report.batchnorm_images:
         terminal.say(f"BatchNorm's statistics estimated again from {report.batchnorm_images} training images")
     terminal.say(f"{report.path}")
@@ -42,6 +46,18 @@ def _show_rounds(report: PruneReport) -> None:
         rows.append([str(each.number), f"{each.amount:.1%}", f"{params:.1%}", f"{macs:.1%}", latency, zeros])
     columns = ["round", "removed", "parameters left", "multiply-accumulates left", "one image, here", "zeros"]
     terminal.show_table("Rounds", columns, rows, "retrained after each")
+
+
+def _show_reconstructed(report: PruneReport) -> None:
+    rows = []
+    for each in report.reconstructed:
+        shares = ("" if share is None else f"{share:.1%}" for share in (each.before, each.after))
+        rows.append([each.block, *shares])
+    columns = ["block", "explained before", "explained after"]
+    terminal.show_table("Output of the original's blocks", columns, rows, "share of its variance, on images held out")
+    for each in report.reconstructed:
+        if each.reason:
+            terminal.say(f"{each.block} stays as it was cut: {each.reason}")
 
 
 def cost_rows(before: Cost, after: Cost) -> list[list[str]]:

@@ -11,6 +11,7 @@ import torch
 from radioplat.common.imports import require_extra
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.errors import SpecError
+from radioplat.models.source import source_of
 from radioplat.models.vision_model import VisionModel, open_model
 from radioplat.spec.checks.tasks.quantize import ONNX_BACKEND, replaced_backend
 from radioplat.spec.loading.load import to_yaml
@@ -61,7 +62,7 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
     done = quantize_model(model, config, batches, device)
     made: VisionModel = done.model
-    notes += replaced_backend(config)
+    notes += [*done.notes, *replaced_backend(config)]
     notes += [f"the input of {name} was zero in all images" for name in done.idle]
     notes += [
         f"BatchNorm {norm} was not folded into the quantized {conv}: folding changed the outputs"
@@ -88,7 +89,7 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
         len(done.equalized),
         notes,
     )
-    write_model(made, report.path, REPORT, asdict(report))
+    write_model(made, report.path, REPORT, asdict(report), [source_of(path)])
     return report
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from radioplat.common import terminal
 from radioplat.compression.quantization.quantize_model import quantize_model
 from radioplat.compression.quantization.sensitivity import layer_changes
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.quantize import quantize_problems
-from radioplat.spec.loading.load import to_yaml
+from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.quantize import QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.calibration_images import calibration_images
@@ -20,7 +22,12 @@ from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.task_log import log_task
 
 # Formats by the name in the table: of weights, and of activations.
-FORMATS = {"int8": ("int8", "int8"), "fp8": ("fp8_e4m3fn", "fp8_e4m3fn"), "w4a8": ("int4", "int8")}
+FORMATS = {
+    "int8": ("int8", "int8"),
+    "fp8": ("fp8_e4m3fn", "fp8_e4m3fn"),
+    "w4a8": ("int4", "int8"),
+    "w4a16": ("int4", "native"),  # in blocks, the 4-bit scheme that TensorRT has
+}
 FILE, MOST = "sensitivity.json", 30
 
 
@@ -34,6 +41,7 @@ class Sensitivity:
         images: number of calibration images.
         changes: relative squared change of the features by layer and format, if this layer alone is quantized.
         cosine: mean cosine of the features by format and kind, if all layers are.
+        missing: reasons by format why no layer can have it.
     """
 
     path: Path
@@ -41,6 +49,7 @@ class Sensitivity:
     images: int
     changes: dict[str, dict[str, float]]
     cosine: dict[str, dict[str, float]]
+    missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def ordered(self) -> list[str]:
@@ -49,16 +58,33 @@ class Sensitivity:
         return sorted(self.changes, key=lambda layer: -self.changes[layer].get(first, 0.0))
 
 
-def sensitivity(spec: Spec) -> Sensitivity:
-    """Measure ``quantize.checkpoint``, by default the latest student, on the calibration images.
+def sensitivity(
+    spec: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+) -> Sensitivity:
+    """Measure how much each layer of ``quantize.checkpoint``, by default the latest student, loses in each format.
 
-    Layers that ``quantize.skip_names`` names are left out; rules of ``quantize.layers`` do not apply.
+    Layers that ``quantize.skip_names`` names are left out; rules of ``quantize.layers`` do not apply. The images are
+    those of the calibration.
+
+    Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
+
+    Returns:
+        The change of the features by layer and format, and the layers in the order of it at ``ordered``.
 
     Raises:
         SpecError: fields of ``quantize`` contradict each other, or the student is quantized already.
         DataError: there are no calibration images, or they are of one colour.
         EngineError, WeightsError: there is no checkpoint, or it cannot be read.
+
+    Example:
+        >>> result = radioplat.sensitivity("spec.yaml")
+        >>> list(result.changes[result.ordered[0]])  # of the layer that loses most
+        ['int8', 'fp8', 'w4a8', 'w4a16']
     """
+    spec = load_spec(spec, overrides)
     if problems := list(quantize_problems(without_choices(spec))):
         raise SpecError(*problems)
     folder = TaskFolder(spec.results_dir, "sensitivity", None)
@@ -76,7 +102,7 @@ def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
     path, model = open_checkpoint(spec)
     batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
     changes: dict[str, dict[str, float]] = {}
-    cosine = {}
+    cosine, missing = {}, {}
     for name, (weights, activations) in FORMATS.items():
         of_format = replace(
             config,
@@ -86,11 +112,18 @@ def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
             default_layer_dtype=weights,
             default_activation_dtype=activations,
         )
-        done = quantize_model(model, of_format, batches)
+        try:
+            done = quantize_model(model, of_format, batches)
+        except SpecError as error:
+            blocks = activations == "native"  # of linear layers alone, of a multiple of inputs
+            if not blocks or error.problems[0].where != "quantize.layers":
+                raise
+            missing[name] = error.problems[0].message
+            continue
         cosine[name] = done.cosine
         for layer, change in layer_changes(done.model, batches).items():
             changes.setdefault(layer, {})[name] = change
-    result = Sensitivity(folder.path / FILE, path, sum(map(len, batches)), changes, cosine)
+    result = Sensitivity(folder.path / FILE, path, sum(map(len, batches)), changes, cosine, missing)
     write_atomic(
         result.path, json.dumps(asdict(result) | {"path": str(result.path), "checkpoint": str(path)}, indent=1)
     )
@@ -99,14 +132,17 @@ def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
 
 def show(result: Sensitivity) -> None:
     """Print the layers that change the features most, and the cosine with all of them quantized."""
-    rows = [[layer, *(_number(result.changes[layer].get(name)) for name in FORMATS)] for layer in result.ordered[:MOST]]
+    formats = [name for name in FORMATS if name not in result.missing]
+    rows = [[layer, *(_number(result.changes[layer].get(name)) for name in formats)] for layer in result.ordered[:MOST]]
     rest = len(result.changes) - len(rows)
     note = f"{result.images} images; relative squared change of the features if this layer alone is quantized"
     note += f"; {rest} more layers in {result.path}" if rest > 0 else ""
-    terminal.show_table("Sensitivity", ["layer", *FORMATS], rows, note)
+    terminal.show_table("Sensitivity", ["layer", *formats], rows, note)
     for name, kinds in result.cosine.items():
         values = ", ".join(f"{kind} {value:.5f}" for kind, value in kinds.items())
         terminal.say(f"all layers in {name}: mean cosine {values}")
+    for name, reason in result.missing.items():
+        terminal.say(f"no layer in {name}: {reason}")
     terminal.say(f"keep a layer in floats: quantize.skip_names=[{_short(result.ordered[0])}]")
     terminal.say(f"{result.path}")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from radioplat.errors import EngineError
 from radioplat.spec.checks.tasks.training_task import COMMANDS
+from radioplat.spec.loading.students import FOLDER
+from radioplat.spec.resolved.paths import no_such_checkpoint
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.shared.pretrained_student import are_pretrained_weights, pretrained_student
 
@@ -32,13 +34,19 @@ def find_checkpoint(spec: Spec, path: str | None, field: str) -> Path:
     """
     if path:
         if not Path(path).exists():
-            hint = "Give a model_epoch_... folder, or pretrained weights of model.backbone.type."
-            raise EngineError(f"there is no checkpoint {path}", where=field, hint=hint)
+            raise EngineError(no_such_checkpoint(path, field))
         if are_pretrained_weights(Path(path)):
             return pretrained_student(spec, Path(path), field)
         return Path(path)
     links = [task_folder(spec, task) / LATEST for task in COMMANDS]
     existing = [link for link in links if link.exists()]
+    if not existing and (names := [student.name for student in spec.distill.students]):
+        raise EngineError(
+            f"this spec has {len(names)} students, and the task takes one: {', '.join(names)}",
+            where="distill.students",
+            hint=f"Name its results: results_dir={Path(spec.results_dir) / FOLDER / names[0]}; or take its own spec, "
+            "distill/experiment.yaml there.",
+        )
     if not existing:
         raise EngineError(
             f"no trained student: neither {links[0]} nor {links[1]} exists",

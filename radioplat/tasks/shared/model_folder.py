@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from radioplat.common.hashing import file_hash
 from radioplat.errors import SpecError
+from radioplat.models.source import SOURCES, Source, sources_text
 from radioplat.models.vision_model import VisionModel, save_model
+from radioplat.models.weights.manifest import MANIFEST
 from radioplat.tracking.results import write_atomic
 
 PLAN = "plan.json"
 
 
-def write_model(student: VisionModel, path: Path, report: str, facts: Mapping[str, Any]) -> None:
+def write_model(
+    student: VisionModel, path: Path, report: str, facts: Mapping[str, Any], sources: Sequence[Source]
+) -> None:
     """Save ``student`` in a temporary folder and rename it to ``path``, so that ``path`` is always complete.
 
     Args:
         report: name of the JSON file with ``facts`` in that folder.
+        sources: the models that it was made of, for ``source.json``.
     """
     aside = path.with_name(f".{path.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     save_model(student, aside)
     (aside / report).write_text(json.dumps(facts, indent=1, default=str))
+    (aside / SOURCES).write_text(sources_text(sources))
+    sums = {file.name: file_hash(file) for file in sorted(aside.iterdir())}
+    (aside / MANIFEST).write_text(json.dumps(sums, indent=1))
     shutil.rmtree(path, ignore_errors=True)
     os.rename(aside, path)
 

@@ -12,20 +12,20 @@ from radioplat.design.automatic import decide
 from radioplat.design.models import student_architecture
 from radioplat.errors import WeightsError
 from radioplat.models.pretrained.initial_weights import BACKBONE_PATH, start_student
+from radioplat.models.source import WEIGHTS, source_of
 from radioplat.models.vision_model import model_kind
 from radioplat.spec.checks.tasks.training_task import command_with
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.shared.model_folder import write_model
 
 FOLDER, REPORT = "pretrained", "pretrained.json"
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def are_pretrained_weights(path: Path) -> bool:
     """Return whether ``path`` is a file or Hugging Face folder of weights, not a model of radioplat."""
     if path.is_dir():
         return (path / "config.json").is_file() and model_kind(path) is None
-    return path.suffix in _SUFFIXES and path.is_file() and model_kind(path) is None
+    return path.suffix in WEIGHTS and path.is_file() and model_kind(path) is None
 
 
 def pretrained_student(spec: Spec, path: Path, field: str) -> Path:
@@ -50,7 +50,8 @@ def pretrained_student(spec: Spec, path: Path, field: str) -> Path:
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
             student = start_student(spec, architecture)
-            write_model(student, target, REPORT, {"weights": str(path), "backbone": architecture.type})
+            facts = {"weights": str(path), "backbone": architecture.type}
+            write_model(student, target, REPORT, facts, [source_of(path)])
     except WeightsError as error:
         named = (dataclasses.replace(p, where=field if p.where == BACKBONE_PATH else p.where) for p in error.problems)
         raise WeightsError(*named) from None
@@ -58,7 +59,7 @@ def pretrained_student(spec: Spec, path: Path, field: str) -> Path:
 
 
 def _digest(path: Path, architecture: str) -> str:
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.suffix in WEIGHTS)
     digest = hashlib.sha256(architecture.encode())
     for file in files:
         digest.update(file_hash(file).encode())

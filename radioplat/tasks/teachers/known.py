@@ -46,6 +46,17 @@ class KnownTeacher:
     std: tuple[float, ...]
 
     @property
+    def parameters(self) -> int:
+        """Number of parameters of the backbone, without a classifier; it is built without values."""
+        import timm
+
+        from radioplat.models.on_meta import on_meta  # with torch, which other uses of this module do without
+
+        with on_meta():
+            backbone = timm.create_model(self.type, pretrained=False, num_classes=0)
+        return sum(parameter.numel() for parameter in backbone.parameters())
+
+    @property
     def address(self) -> str:
         """The address for ``radioplat weights fetch`` and for a spec."""
         return f"timm:{self.type}"

@@ -11,14 +11,19 @@ from radioplat.tasks.teachers.known import KnownTeacher
 def show(teachers: Sequence[KnownTeacher]) -> None:
     """Print one row a model."""
     rows = [
-        [one.type, one.licence or "not stated", str(one.size), _short(one.mean), _short(one.std)] for one in teachers
+        [
+            *(one.type, one.licence or "not stated", f"{one.parameters / 1e6:.1f}", str(one.size)),
+            *(_short(one.mean), _short(one.std)),
+        ]
+        for one in teachers
     ]
     terminal.show_table(
         "teachers whose weights timm names",
-        ["model.backbone.type", "licence", "px", "norm_mean", "norm_std"],
+        ["model.backbone.type", "licence", "M parameters", "px", "norm_mean", "norm_std"],
         rows,
-        note="licence: of the weights, as their page on the hub states it; read it there. Others, and how each is "
-        "read, are in docs/define/teachers.md. Any of timm's: radioplat teachers list PATTERN.",
+        note="M parameters: millions, of the backbone. px: side of the images that it was trained with. licence: of "
+        "the weights, as their page on the hub states it; read it there. Others, and how each is read, are in "
+        "docs/define/teachers.md. Any of timm's: radioplat teachers list PATTERN.",
     )
     first = teachers[0]
     terminal.say(f"fetch its weights: radioplat weights fetch {first.address}")

@@ -34,7 +34,9 @@ class UpsamplerResult:
     """Result of a training.
 
     Attributes:
+        teacher: its name in the spec.
         path: ``upsampler.safetensors``.
+        folder: of the task.
         before, after: errors of FeatSharp and of bilinear upsampling on held-out images.
         held_out: number of held-out images.
     """
@@ -50,6 +52,7 @@ class UpsamplerResult:
 def train_upsampler(
     spec: str | Path | Mapping[str, Any] | Spec,
     overrides: Sequence[str] = (),
+    *,
     progress: Callable[[int, int], None] | None = None,
 ) -> UpsamplerResult:
     """Train the upsampler of ``train_upsampler.teacher``, by default the only teacher, on ``dataset.train_dataset``.
@@ -57,10 +60,20 @@ def train_upsampler(
     The same spec gives the same upsampler. A rerun starts from the beginning and replaces earlier results.
 
     Args:
+        spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
+        overrides: ``key=value``, applied to it in order.
         progress: called with (steps done, number of steps).
+
+    Returns:
+        The upsampler at ``path``, and the errors before and after, beside those of bilinear upsampling.
 
     Raises:
         RadioplatError: invalid fields, no images, or weights that cannot be read.
+
+    Example:
+        >>> result = radioplat.train_upsampler("spec.yaml", ["train_upsampler.teacher=clip"])
+        >>> result.path
+        PosixPath('results/train_upsampler/upsampler.safetensors')
     """
     spec = load_spec(spec, overrides)
     if problems := check(spec, TASK):

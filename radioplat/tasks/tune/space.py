@@ -117,6 +117,13 @@ class TrialResources:
     gpus: float | None = None  # default: 1 if the cluster has GPUs
 
 
+class SharePass(str, Enum):
+    """Whether trials that differ in the student alone learn from one pass of the teachers."""
+
+    auto = "auto"
+    never = "never"
+
+
 @dataclass
 class TuneSpace:
     """A search space file."""
@@ -132,6 +139,9 @@ class TuneSpace:
     resources: TrialResources = field(default_factory=TrialResources)
     max_failures: int = 3  # restarts of one trial, each from its last checkpoint
     share_teachers: bool = True  # one pool of teachers for all trials
+    # trials that differ in the student alone learn from one pass of the teachers
+    share_pass: SharePass = SharePass.auto
+    together: int = number(8, above=0)  # most trials of one pass
     first_alone: bool = True  # with a feature cache: the first trial fills it before others start
 
     @property

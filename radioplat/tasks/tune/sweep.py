@@ -213,6 +213,8 @@ def _problems(plan: Plan) -> list[Problem]:
     val = common.dataset.val_dataset
     if {"fidelity", "knn", "top1"} & set(space.modes) and not (val.tar_data_sources or val.images_dir):
         problems.append(Problem("objectives are measured on held-out images", "dataset.val_dataset"))
+    if common.distill.students:
+        problems.append(Problem("a trial trains one student", "distill.students", "Leave them out of a sweep's spec."))
     if "fidelity" in space.modes and not common.distill.teacher:
         problems.append(Problem("fidelity needs a teacher", "distill.teacher"))
     problems += _CHECKS[space.task](common) if space.task in _CHECKS else check(common, space.task.value)

@@ -10,34 +10,33 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import Tracker
 from radioplat.tasks.compress.compress import compress
 from radioplat.tasks.distill.distill import distill, train
 from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.prune.prune import prune
 from radioplat.tasks.quantize.quantize import quantize
+from radioplat.tasks.shared.held_lease import retry_lease
+from radioplat.tasks.shared.interruption import InterruptionWatch
 from radioplat.tasks.tune.draw import decoded
-from radioplat.tasks.tune.interruption import InterruptionWatch
 from radioplat.tasks.tune.judge import judge
 from radioplat.tasks.tune.space import Algorithm, SchedulerType, TuneTask
 from radioplat.tasks.tune.sweep import Plan, trial_spec
+from radioplat.tasks.tune.together import TOGETHER, run_together
+from radioplat.tasks.tune.trial_log import log_trials
 from radioplat.tasks.tune.trial_record import State, TrialRecord, claim
 from radioplat.tracking.follow import CheckpointEvent, StepEvent
 from radioplat.tracking.lease import LeaseTaken
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import Prices, TeacherCosts
-from radioplat.tracking.weights_and_biases.session import WandbRun, end_service
 from radioplat.training.checkpoints.mirror import Mirror
 
 POINTER = "checkpoint.json"  # goes through Ray in place of the weights, with their path
-_LEASE_TIMEOUT_S = 60.0
 
 
 def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[float, float]) -> None:
@@ -54,6 +53,9 @@ def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[f
     watch = InterruptionWatch(home, start)
     if watch.stop_requested:
         tune.report({"step": 0})
+        return
+    if TOGETHER in config:
+        run_together(home, start, config[TOGETHER], resources, watch)
         return
     plan = Plan.read(home)
     os.chdir(plan.cwd if Path(plan.cwd).is_dir() else home)
@@ -77,7 +79,7 @@ def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[f
     try:
         spec = trial_spec(plan, record)
         with watch.watching():
-            checkpoint = _retry_lease(lambda: _TASKS[plan.space.task](spec, reporter))
+            checkpoint = retry_lease(lambda: _TASKS[plan.space.task](spec, reporter))
             record.metrics = judge(spec, checkpoint, Path(spec.results_dir), plan.space)
     except Stopped:
         reporter.settle()
@@ -85,6 +87,8 @@ def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[f
             raise RayActorError(error_msg="its node is drained, and it has saved", preempted=True) from None
         tune.report({"trial": record.number, "step": record.step})
         return
+    except LeaseTaken as taken:
+        raise RuntimeError(str(taken)) from None  # Ray Tune restarts the trial
     except RadioplatError as error:  # a restart would fail again, so it is not reported as a failure to Ray
         record.state, record.reason = State.failed, str(error)
         reporter.settle()
@@ -93,21 +97,9 @@ def run_trial(home: Path, start: str, config: dict[str, Any], resources: tuple[f
         return
     record.state, record.student = State.done, str(checkpoint)
     reporter.settle()
-    _log_wandb(spec, record)
+    log_trials([(spec, record)])
     pointer = _pointer(plan, record, checkpoint) if reporter.population else None
     tune.report(_final_report(plan, record), checkpoint=pointer)
-
-
-def _retry_lease(action: Callable[[], Path]) -> Path:
-    """Run ``action``, again while an earlier process of this trial still has the lease of its folder."""
-    until = time.monotonic() + _LEASE_TIMEOUT_S
-    while True:
-        try:
-            return action()
-        except LeaseTaken as taken:
-            if time.monotonic() > until:
-                raise RuntimeError(str(taken)) from None  # Ray Tune restarts the trial
-        time.sleep(1)
 
 
 def _clone(home: Path, record: TrialRecord, values: dict[str, Any], checkpoint: Any) -> None:
@@ -237,15 +229,6 @@ def _final_report(plan: Plan, record: TrialRecord) -> dict[str, Any]:
     report = {"step": record.step + 1, "loss": record.loss, **record.metrics}
     report.setdefault(plan.space.scheduler.metric, record.loss)
     return {name: value for name, value in report.items() if value is not None} | {"trial": record.number}
-
-
-def _log_wandb(spec: Spec, record: TrialRecord) -> None:
-    """Log the objectives in the trial's W&B run."""
-    if spec.tracked_by(Tracker.wandb):
-        values = {"trial": record.number, **record.values}
-        with WandbRun(replace(spec.wandb, enable=True), spec.results_dir, values, job_type="trial") as run:
-            run.log(record.step, {f"objective/{name}": value for name, value in record.metrics.items()})
-        end_service(spec.wandb.finish_s)  # otherwise Ray kills it first
 
 
 _TASKS: dict[TuneTask, Callable[[Spec, Callable[..., Any]], Path]] = {

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import os
 import secrets
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from radioplat.cluster.ray_cluster import attached, uses_ray
+from radioplat.cluster.ray_cluster import attached, start_here, uses_ray
 from radioplat.cluster.resources import teacher_gpus
 from radioplat.common.sigterm import forwarding_sigterm, handling_sigterm, install_handler
 from radioplat.common.terminal import note
@@ -23,10 +22,12 @@ from radioplat.spec.loading.load import to_yaml
 from radioplat.spec.resolved.teacher import ResolvedTeacher, frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode
 from radioplat.spec.schema.root import Spec
+from radioplat.tasks.shared.interruption import stop_file
 from radioplat.tasks.tune.draw import draw_values
-from radioplat.tasks.tune.interruption import stop_file
-from radioplat.tasks.tune.space import Algorithm, SchedulerType
+from radioplat.tasks.tune.space import Algorithm, SchedulerType, TuneTask
 from radioplat.tasks.tune.sweep import FOLDER, Plan, make_plan, nested, trial_spec
+from radioplat.tasks.tune.sweep_files import BEST, write_files
+from radioplat.tasks.tune.together import TOGETHER, why_apart
 from radioplat.tasks.tune.trial_record import State, TrialRecord, read_trials
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder, write_atomic
@@ -50,12 +51,15 @@ class TuneReport:
         trials: all that have started, by number.
         seconds: over all starts of the sweep.
         over: the budget that was used up before all trials had run; empty if none was.
+        best: the trial whose whole spec is ``best.yaml`` in ``plan.home``, beside ``report.html`` and ``pareto.png``;
+            None, and no such files, if none has finished.
     """
 
     plan: Plan
     trials: list[TrialRecord]
     seconds: float
     over: str = ""
+    best: TrialRecord | None = None
 
     @property
     def done(self) -> list[TrialRecord]:
@@ -79,7 +83,8 @@ def tune(
         say: called with each message for the user.
 
     Returns:
-        A record for each trial, with its values, objectives and ``student``; ``done`` are the finished ones.
+        A record for each trial, with its values, objectives and ``student``; ``done`` are the finished ones, and
+        ``best`` is that of ``best.yaml``.
 
     Raises:
         SpecError: the spec or the space is wrong.
@@ -94,7 +99,15 @@ def tune(
     plan = make_plan(spec, overrides, space)
     folder = TaskFolder(plan.spec.results_dir, FOLDER)
     with handling_sigterm(), Lease(folder.path, say):
-        return log_task(folder, FOLDER, to_yaml(plan.spec), lambda: _run(plan, say), _kpi, ("sweep",))
+        return log_task(folder, FOLDER, to_yaml(plan.spec), lambda: _reported(plan, say), _kpi, ("sweep",))
+
+
+def _reported(plan: Plan, say: Callable[[str], None]) -> TuneReport:
+    """Run the sweep and write its files; W&B gets them once, not again from a sweep that was finished before."""
+    before, written = read_trials(plan.home), (plan.home / BEST).exists()
+    report = _run(plan, say)
+    best = write_files(plan, report.trials, report.seconds, log=report.trials != before or not written)
+    return dataclasses.replace(report, best=best)
 
 
 def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
@@ -126,7 +139,10 @@ def _run(plan: Plan, say: Callable[[str], None]) -> TuneReport:
 def _sweep(plan: Plan, gpus: bool, spent: float, say: Callable[[str], None]) -> tuple[str, float]:
     """Run all trials in rounds; with a feature cache, the first trial runs alone and fills it."""
     population = plan.space.scheduler.type is SchedulerType.pbt
-    alone = plan.space.first_alone and plan.common.feature_cache.folder is not None and not population
+    apart = why_apart(plan)
+    if plan.space.task is TuneTask.distill:
+        say(f"each trial asks the teachers itself: {apart}" if apart else "trials learn from one pass of the teachers")
+    alone = bool(apart) and plan.space.first_alone and plan.common.feature_cache.folder is not None and not population
     begin = time.monotonic()
     while True:
         known = read_trials(plan.home)
@@ -161,12 +177,21 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
         """Run one trial, as Ray Tune calls it."""
         run_trial(home, start, config, per_trial)
 
-    resources = {"CPU": 0.01} if inside else {"CPU": per_trial[0], **({"GPU": per_trial[1]} if per_trial[1] else {})}
-    search, param_space, samples = None, None, 1
+    search, param_space, samples, at_once = None, None, 1, space.concurrent
+    cpus = per_trial[0]
     if space.search.algorithm is Algorithm.optuna:
         search, samples = optuna_search(plan, unfinished[:count]), count
     else:
-        param_space = _numbered(plan, unfinished, count)
+        points = _numbered(plan, unfinished, count)
+        param_space = {"point": ray_tune.grid_search(points)}
+        if not why_apart(plan):
+            # Without GPUs several passes would compute on the same cores: one has those of all.
+            passes = space.concurrent if gpus else 1
+            size = min(space.together, -(-len(points) // passes))
+            groups = [points[first : first + size] for first in range(0, len(points), size)]
+            param_space = {TOGETHER: ray_tune.grid_search(groups)}
+            at_once, cpus = passes, cpus if gpus else cpus * min(space.concurrent, size)
+    resources = {"CPU": 0.01} if inside else {"CPU": cpus, **({"GPU": per_trial[1]} if per_trial[1] else {})}
     tuner = ray_tune.Tuner(
         ray_tune.with_resources(trainable, resources),
         param_space=param_space,
@@ -174,7 +199,7 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
             num_samples=samples,
             search_alg=search,
             scheduler=scheduler_of(plan),
-            max_concurrent_trials=space.concurrent,
+            max_concurrent_trials=at_once,
         ),
         run_config=RunConfig(
             name=start,
@@ -198,16 +223,14 @@ def _round(plan: Plan, gpus: bool, unfinished: list[TrialRecord], count: int, sp
     return budget.over
 
 
-def _numbered(plan: Plan, unfinished: list[TrialRecord], count: int) -> dict[str, Any]:
-    """Return the values of ``count`` trials as Ray's search space, the unfinished ones first."""
-    from ray import tune as ray_tune
-
+def _numbered(plan: Plan, unfinished: list[TrialRecord], count: int) -> list[dict[str, Any]]:
+    """Return numbers and values of ``count`` trials, the unfinished ones first."""
     points = [{"number": r.number, "values": r.values} for r in unfinished[:count]]
     known = {record.number for record in read_trials(plan.home)}
     for number in range(plan.trials):
         if number not in known and len(points) < count:
             points.append({"number": number, "values": draw_values(plan.space, number, plan.value_of)})
-    return {"point": ray_tune.grid_search(points)}
+    return points
 
 
 def check_same_space(plan: Plan, before: list[TrialRecord]) -> None:
@@ -255,12 +278,8 @@ def _cluster(plan: Plan) -> Iterator[bool]:
     inside = nested(trial_spec(plan, TrialRecord(0, {})))
     each = common.cluster.cpus_per_worker * common.worker_bounds[1] + 2 if inside else plan.space.resources.cpus
     teachers = sum(t.service.bounds[1] * t.service.num_cpus for t in _pooled(plan))
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(
-        num_cpus=math.ceil(max(os.cpu_count() or 1, plan.space.concurrent * each + teachers)),
-        include_dashboard=inside,  # without it Ray Train leaks resources of runs that are ended early
-        logging_level=logging.WARNING,
-    )
+    # Without a dashboard Ray Train leaks resources of runs that are ended early.
+    start_here(max(os.cpu_count() or 1, plan.space.concurrent * each + teachers), dashboard=inside)
     try:
         yield ray.cluster_resources().get("GPU", 0) > 0
     finally:

@@ -12,10 +12,10 @@ from radioplat import __version__
 from radioplat.errors import RadioplatError, WeightsError
 from radioplat.models.student.checkpoint import STUDENT, is_checkpoint, load_student
 from radioplat.models.weights.model_format import EMA_FILE
-from radioplat.spec.loading.load import load_spec
 from radioplat.spec.weights.address import parse_repository
+from radioplat.tasks.lineage.card import CardInputs, read_json, write_card
+from radioplat.tasks.lineage.trace import Tracer
 from radioplat.tasks.shared.find_checkpoint import LATEST
-from radioplat.tasks.weights.card import CardInputs, read_json, write_card
 from radioplat.tasks.weights.hub import problem_of
 
 _TASKS = ("", "distill", "train")  # folders of a results folder that hold checkpoints
@@ -96,16 +96,14 @@ def write_folder(checkpoint: Path, folder: Path, name: str) -> None:
         "architecture": json.loads(student.architecture.to_json()),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    task = checkpoint.parent
-    experiment, evaluated = task / "experiment.yaml", task.parent / "evaluate" / "results.json"
+    evaluated = checkpoint.parent.parent / "evaluate" / "results.json"
     results = read_json(evaluated)
     newer = bool(results) and evaluated.stat().st_mtime >= checkpoint.stat().st_mtime
     inputs = CardInputs(
         name,
         student.architecture,
         sum(parameter.numel() for parameter in student.backbone.parameters()),
-        load_spec(experiment) if experiment.is_file() else None,
-        read_json(checkpoint / "state.json"),
+        Tracer(verify=False, with_images=False).trace(checkpoint),
         results if newer and results.get("checkpoint") == checkpoint.name else {},
     )
     (folder / "README.md").write_text(write_card(inputs), encoding="utf-8")

@@ -13,6 +13,7 @@ from radioplat.errors import SpecError
 from radioplat.models.model_kind import ModelKind
 from radioplat.models.vision_model import model_kind
 from radioplat.models.weights.radio_layout import is_native
+from radioplat.spec.resolved.paths import no_such_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import Adapter
 
@@ -57,7 +58,7 @@ def kind_of(teacher: ResolvedTeacher) -> str:
         return "radio" if _is_radio_folder(path) else "hf"
     # Of a detector the file alone says that it is one; a backbone of its type has other modules.
     if (teacher.detects or not name) and teacher.weights and not path.exists():
-        raise SpecError(f"no such file: {path}", where=f"{teacher.where}.pretrained_teacher_model_path")
+        raise SpecError(no_such_weights(path, f"{teacher.where}.pretrained_teacher_model_path"))
     if not name:
         raise SpecError(
             "a value is required here",

@@ -9,6 +9,7 @@ import torch
 from radioplat.errors import SpecError, WeightsError
 from radioplat.models.backbones.timm_backbone import map_of
 from radioplat.models.features import Features
+from radioplat.spec.resolved.paths import no_such_weights
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.teachers.adapters.adapter import BOTH, Adapter, NativeInput, options_of, weights_field, weights_of
 
@@ -42,7 +43,7 @@ class TorchScriptTeacher(Adapter):
             raise SpecError("the pixels that a position covers must be given", where=f"{where}.stride")
         path, field = weights_of(teacher), weights_field(teacher)
         if not path.is_file():
-            raise WeightsError(f"no such file: {path}", where=field)
+            raise WeightsError(no_such_weights(path, field))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated; such files exist

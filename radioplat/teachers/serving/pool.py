@@ -101,7 +101,7 @@ def await_pool_controller(controller: ray.actor.ActorHandle, name: str, timeout_
     """Wait until each replica has loaded its weights.
 
     Raises:
-        PlacementError: the cluster had no room for them in time.
+        PlacementError: the cluster had no free resources for them in time.
         WeightsError: the weights do not fit or cannot be read.
     """
     replicas = []

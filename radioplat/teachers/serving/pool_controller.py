@@ -113,7 +113,7 @@ class PoolController:
                 idle = 0
 
     def _grow(self) -> None:
-        """Add one replica, used once it has its weights; if the cluster has no room, it may wait for a node."""
+        """Add one replica, used once it has its weights; without free resources it may wait for a node."""
         replica = self._start()
         try:
             ray.get(replica.ready.remote())

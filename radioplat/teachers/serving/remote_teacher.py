@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from radioplat.spec.schema.cluster import Placement, TeacherServiceConfig, Trans
 from radioplat.teachers.serving.client import Held, Pending
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.pool import await_pool_controller, open_pool_controller
+from radioplat.teachers.serving.recent_answers import request_key
 from radioplat.teachers.serving.replica_health import health_of
 
 _LOOK_AGAIN_S = 5.0  # maximum age of the list of an elastic pool's replicas
@@ -58,11 +60,11 @@ class RemoteTeacher:
     _open: dict = field(default_factory=dict)  # actor id -> number of our open requests
     _restarted: set = field(default_factory=set)  # actor ids whose features use the object store from now on
 
-    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> ray.ObjectRef:
+    def share(self, pixels: np.ndarray, batch: Batch | None = None) -> SharedView:
         """Put the view into the object store, once for all teachers that use it."""
-        return ray.put(pixels)
+        return SharedView(ray.put(pixels), pixels)
 
-    def submit(self, shared: ray.ObjectRef, micro_batch: int) -> Pending:
+    def submit(self, shared: SharedView, micro_batch: int) -> Pending:
         """Send a micro-batch; call the result to fetch the features.
 
         The result raises:
@@ -133,9 +135,15 @@ class RemoteTeacher:
             self._replicas, self._listed_at = near or replicas, time.monotonic()
         return self._replicas
 
-    def choose(self) -> ray.actor.ActorHandle:
-        """Return the replica with the fewest open requests of this worker; equally busy ones are chosen in turn."""
+    def choose(self, key: bytes | None = None) -> ray.actor.ActorHandle:
+        """Return the replica with the fewest open requests of this worker; equally busy ones are chosen in turn.
+
+        Args:
+            key: of a request that other runs may send, too: it alone decides, so that one replica gets all of them.
+        """
         replicas = self.replicas()
+        if key is not None:
+            return sorted(replicas, key=lambda r: str(r._actor_id))[int.from_bytes(key[:8], "big") % len(replicas)]
         start = self.turn % len(replicas)
         self.turn += 1
         return min(replicas[start:] + replicas[:start], key=lambda r: self._open.get(r._actor_id, 0))
@@ -145,17 +153,34 @@ class RemoteTeacher:
         self._replicas = []
 
 
+class SharedView:
+    """A view in the object store.
+
+    Attributes:
+        reference: of the pixels there.
+    """
+
+    def __init__(self, reference: ray.ObjectRef, pixels: np.ndarray) -> None:
+        self.reference, self._pixels = reference, pixels
+
+    @functools.cached_property
+    def key(self) -> bytes:
+        """Identity of the pixels; see :func:`radioplat.teachers.serving.recent_answers.request_key`."""
+        return request_key(self._pixels)
+
+
 class _Request:
     """One micro-batch in flight: sent again if its replica is lost; if its result is late, the replica is checked."""
 
-    def __init__(self, teacher: RemoteTeacher, pixels: ray.ObjectRef) -> None:
-        self._teacher, self._pixels = teacher, pixels
+    def __init__(self, teacher: RemoteTeacher, shared: SharedView) -> None:
+        self._teacher, self._pixels = teacher, shared.reference
+        self._key = shared.key if teacher.service.remembers else None
         self._restarts = 0
         self._send()
 
     def _send(self) -> None:
         teacher = self._teacher
-        self._replica = teacher.choose()
+        self._replica = teacher.choose(self._key)
         teacher._open[self._replica._actor_id] = teacher._open.get(self._replica._actor_id, 0) + 1
         self._counted = True
         direct = teacher.direct and self._replica._actor_id not in teacher._restarted
@@ -204,7 +229,7 @@ class _Request:
                     f"teacher {teacher.name} lost a replica and none took its place in "
                     f"{teacher.service.recovery_timeout_s:g} s",
                     where=f"teachers.{teacher.name}.recovery_timeout_s",
-                    hint="The cluster has no room for it: add a node, or lower num_gpus or num_cpus.",
+                    hint="The cluster has no free resources for it: add a node, or lower num_gpus or num_cpus.",
                 )
             teacher.say(f"waiting for a replica of teacher {teacher.name} to come back ({now - lost_since:.0f} s)")
             return lost_since

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.teachers.serving.recent_answers import RecentAnswers, request_key
 from radioplat.teachers.serving.replica_health import ReplicaHealth
 from radioplat.tracking.attempts.logs import tee_output
 
@@ -39,6 +40,7 @@ class Replica:
         self._loading = threading.Lock()
         self._runner: TeacherRunner | None = None
         self._batcher: Batcher | None = None
+        self._recent = RecentAnswers(teacher.service.recent_bytes if teacher.service.pool else 0)
         self._gives_way = False
         self._counting = threading.Lock()
         self._running = 0  # forwards that have started and not ended
@@ -50,10 +52,16 @@ class Replica:
         return self._loaded() is not None
 
     def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        """Return features as arrays; see :class:`~radioplat.teachers.serving.teacher_runner.TeacherRunner`."""
+        """Return features as arrays; see :class:`~radioplat.teachers.serving.teacher_runner.TeacherRunner`.
+
+        A named pool computes equal requests once, within ``recent_bytes``.
+        """
         from radioplat.teachers.serving.transport import to_host
 
-        return to_host(self._loaded()(pixels, grid, wanted))
+        if not self._arguments[0].service.remembers:
+            return to_host(self._loaded()(pixels, grid, wanted))
+        key = (request_key(pixels), grid, wanted)
+        return self._recent.get(key, lambda: to_host(self._loaded()(pixels, grid, wanted)))
 
     @ray.method(tensor_transport="nixl")
     def forward_tensors(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:

@@ -15,6 +15,7 @@ from radioplat.errors import TeacherOutOfMemory
 from radioplat.losses.base.reduce import to_grid
 from radioplat.models.features import Features
 from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.resolved.terms import COARSER, grid_of
 from radioplat.teachers.base.teacher import FrozenTeacher
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.teachers.serving.transport import joined, pack
@@ -81,7 +82,7 @@ class TeacherRunner:
 
         Args:
             grid: rows and columns of the map that the losses need; a finer map is averaged down before it is sent.
-            wanted: ``summary``, ``spatial``, ``logits``.
+            wanted: ``summary``, ``spatial``, ``logits``, and maps on other grids (:func:`coarser_map`).
 
         Raises:
             TeacherOutOfMemory: a forward does not fit into memory.
@@ -145,14 +146,19 @@ class TeacherRunner:
         return images, rows
 
     def _forward(self, images: torch.Tensor, rows: int, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
-        features = self.model(images, wanted)
+        coarser = {name for name in wanted if name.startswith(COARSER)}
+        features = self.model(images, wanted - coarser)
         if features.spatial is not None:
-            own = features.spatial.shape[1:3]  # smaller than the grid for a small view
-            inside = (min(own[0], grid[0]), min(own[1], grid[1]))
-            features = Features(
-                features.summary, to_grid(features.spatial.float(), inside).to(torch.bfloat16), features.named
-            )
+            spatial = features.spatial.float()
+            others = {name: _down_to(grid_of(name), spatial) for name in sorted(coarser)}
+            features = Features(features.summary, _down_to(grid, spatial), {**features.named, **others})
         return pack(features.map(lambda t: t[:rows]), 0.0)
+
+
+def _down_to(grid: tuple[int, int], spatial: torch.Tensor) -> torch.Tensor:
+    """Return fp32 maps averaged down to ``grid``, in bf16."""
+    own = spatial.shape[1:3]  # smaller than the grid for a small view
+    return to_grid(spatial, (min(own[0], grid[0]), min(own[1], grid[1]))).to(torch.bfloat16)
 
 
 def _line(error: Exception) -> str:

@@ -11,6 +11,7 @@ import torch
 from radioplat.common import device_copies
 from radioplat.common.device_copies import tensor_of
 from radioplat.models.features import Features
+from radioplat.spec.resolved.terms import COARSER, coarser_map
 from radioplat.teachers.serving.packed_features import Array, Packed
 
 
@@ -60,6 +61,13 @@ def unpack(packed: Packed) -> Features:
         None if packed.spatial is None else as_tensor(packed.spatial),
         {name: as_tensor(value) for name, value in packed.named.items()},
     )
+
+
+def unpack_for(packed: Packed, grid: tuple[int, int]) -> Features:
+    """Return what :func:`unpack` does, of an answer to several students for the one whose losses compare ``grid``."""
+    features = unpack(packed)
+    named = {name: value for name, value in features.named.items() if not name.startswith(COARSER)}
+    return Features(features.summary, features.named.get(coarser_map(grid), features.spatial), named)
 
 
 def has_nixl() -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -51,6 +51,8 @@ class Goodput:
         restarts: (attempt that ended, cause, detail).
         on_cluster: True if the workers were Ray's, False for a run of one process.
         gpu_seconds, cpu_seconds: allocated to the workers and decoding.
+        teacher_gpu_seconds, teacher_cpu_seconds: allocated to replicas of teachers outside the workers; of a pool that
+            serves other runs too, only its work for this one.
         price: of the run, None without prices in the spec.
         lost: samples missing in the ledger, None if it was not checked.
     """
@@ -63,6 +65,8 @@ class Goodput:
     on_cluster: bool = False
     gpu_seconds: float = 0.0
     cpu_seconds: float = 0.0
+    teacher_gpu_seconds: float = 0.0
+    teacher_cpu_seconds: float = 0.0
     price: float | None = None
     lost: int | None = None
 
@@ -253,11 +257,21 @@ def price_of(
         shared: teachers whose pool serves other runs too; only their work for this run counts.
         inline: teachers inside the workers, which use the workers' GPUs and CPUs.
     """
-    parts = [prices.of(TeacherCost(gpu_seconds=totals.gpu_seconds, cpu_seconds=totals.cpu_seconds))]
+    parts = [TeacherCost(gpu_seconds=totals.gpu_seconds, cpu_seconds=totals.cpu_seconds)]
+    priced = [prices.of(part) for part in [*parts, *held_by_replicas(costs, shared, inline)]]
+    return None if any(part is None for part in priced) else sum(part for part in priced if part is not None)
+
+
+def held_by_replicas(
+    costs: TeacherCosts | None, shared: Iterable[str] = (), inline: Iterable[str] = ()
+) -> Iterator[TeacherCost]:
+    """Yield the GPU- and CPU-seconds that were allocated to each teacher's replicas, used or idle.
+
+    Args:
+        costs, shared, inline: see :func:`price_of`.
+    """
     for name, cost in (costs.teachers if costs else {}).items():
         if name in set(inline) or not cost.seconds:
             continue
         grown = 1.0 if name in set(shared) else cost.held_seconds / cost.seconds
-        held = TeacherCost(gpu_seconds=cost.gpu_seconds * grown, cpu_seconds=cost.cpu_seconds * grown)
-        parts.append(prices.of(held))
-    return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
+        yield TeacherCost(gpu_seconds=cost.gpu_seconds * grown, cpu_seconds=cost.cpu_seconds * grown)

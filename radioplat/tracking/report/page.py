@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import os
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,8 @@ from radioplat.common.redact import redact, redact_yaml
 from radioplat.tracking.report.curves import Curve, draw_curves, group_curves
 from radioplat.tracking.results import write_atomic
 from radioplat.tracking.table import Table, show_cell
+
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( ?%)?")
 
 
 def write_report(
@@ -78,8 +81,7 @@ def write_page(
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"cell": show_cell, "png": _data_uri}
-    environment.tests["numeric"] = _is_numeric
+    environment.filters |= {"cell": show_cell, "png": _data_uri, "least_width": _least_width, "numeric": _is_numeric}
     page = environment.from_string((resources.files(package) / template).read_text(encoding="utf-8")).render(
         css=(resources.files("radioplat.tracking.report") / "page.css").read_text(encoding="utf-8"),
         title=redact(title),
@@ -90,9 +92,16 @@ def write_page(
     return write_atomic(path, page)
 
 
-def _is_numeric(value: Any) -> bool:
-    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+def _is_numeric(table: Table, column: int) -> bool:
+    """Return whether every cell of a column is a number, or missing."""
+    cells = [row[column] for row in table.rows if row[column] is not None]
+    return bool(cells) and all(not isinstance(cell, bool) and _NUMBER.fullmatch(str(cell)) for cell in cells)
 
 
 def _data_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def _least_width(png: bytes) -> int:
+    """Return a third of a picture's width in pixels; a narrower page scrolls it, so that its text is readable."""
+    return int.from_bytes(png[16:20], "big") // 3

@@ -187,6 +187,8 @@ class WandbRun:
             from wandb.analytics.opentelemetry import opentelemetry_proxy
 
             opentelemetry_proxy.disable()
+        # The run's own setting does not keep artifacts quiet: wandb would print a line for each checksum.
+        wandb.setup(wandb.Settings(silent=True))
         config = self._config
         # Half of the time limit of the end, so that a short run can still store its lines offline.
         timeout = min(_INIT_TIMEOUT, config.finish_s / 2)

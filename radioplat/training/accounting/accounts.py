@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from radioplat.tracking.attempts.goodput import (
     compact,
     count,
     goodput,
+    held_by_replicas,
     price_of,
     read_accounts,
 )
@@ -44,13 +45,20 @@ class Accounts(StepHook):
 
     Args:
         on_cluster: True if Ray started the worker; otherwise it uses all CPUs of this machine.
-        costs: costs of the teachers, kept up to date by another hook.
+        costs: costs of the teachers, as each student pays for them; kept up to date by other hooks.
     """
 
     name = "accounts"
 
     def __init__(
-        self, run: Run, rank: int, world_size: int, attempt: int, step: int, on_cluster: bool, costs: TeacherCosts
+        self,
+        run: Run,
+        rank: int,
+        world_size: int,
+        attempt: int,
+        step: int,
+        on_cluster: bool,
+        costs: Sequence[TeacherCosts],
     ) -> None:
         self._run, self._active, self._attempt, self._teacher_costs = run, rank == 0, attempt, costs
         self._sums = dict.fromkeys(PARTS, 0.0)
@@ -85,8 +93,9 @@ class Accounts(StepHook):
         self._sums["teachers"] += teachers
         self._sums["ranks"] += ranks
         self._sums["useful" if record.moved else "skipped"] += busy - ranks
-        self._samples += self._run.spec.global_batch_size
-        self._step = record.step + 1
+        if record.step >= self._step:  # the first of the students that take this step
+            self._samples += self._run.spec.global_batch_size
+        self._step = max(self._step, record.step + 1)
         if time.monotonic() - self._written > _EVERY_S:
             self.write()
 
@@ -98,8 +107,11 @@ class Accounts(StepHook):
             self.write()  # a later attempt may resume from this checkpoint
 
     def undone(self) -> None:
-        """Count the useful time since the last checkpoint as skipped, because those steps were rolled back."""
-        lost = self._sums["useful"] - self._at_checkpoint["useful"]
+        """Count the useful time since the last checkpoint as skipped, because those steps were rolled back.
+
+        Of several students one was rolled back, and has its part of that time.
+        """
+        lost = (self._sums["useful"] - self._at_checkpoint["useful"]) / len(self._run.students)
         self._sums["useful"] -= lost
         self._sums["skipped"] += lost
 
@@ -111,7 +123,7 @@ class Accounts(StepHook):
         if self._active and self._first is not None and time.monotonic() - self._counted_at > _LOOK_S:
             self._counted_at = time.monotonic()
             totals = count([*self._before, self._line()])
-            totals.price = run_price(self._run, totals, self._teacher_costs)
+            totals.price = run_price(self._run, totals, TeacherCosts.total(self._teacher_costs))
             self._last = totals.kpi()
         return self._last
 
@@ -139,20 +151,29 @@ def session(task_folder: Path) -> Iterator[None]:
 def run_price(run: Run, totals: Goodput, teacher_costs: TeacherCosts | None) -> float | None:
     """Return the price of the run so far; None without prices."""
     cluster = run.spec.cluster
+    prices = Prices(cluster.gpu_hour_price, cluster.cpu_hour_price)
+    return price_of(totals, teacher_costs, prices, *_shared_and_inline(run, totals))
+
+
+def _shared_and_inline(run: Run, totals: Goodput) -> tuple[list[str], list[str]]:
+    """Return the teachers whose pool serves other runs too, and those that compute inside the workers."""
     inline = [t.name for t in run.teachers if t.service.placement is Placement.inline or not totals.on_cluster]
-    shared = [t.name for t in run.teachers if t.service.pool]
-    return price_of(totals, teacher_costs, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price), shared, inline)
+    return [t.name for t in run.teachers if t.service.pool], inline
 
 
 def settled(run: Run) -> Goodput | None:
-    """Compute the totals of a run that has ended, with its price, and write them to its folder.
+    """Compute the totals of a run that has ended, with its price and teachers, and write them to its folder.
 
     A failed write is ignored. Returns None if the run has no accounts.
     """
     totals = goodput(run.folder)
     if totals is None:
         return None
-    totals.price = run_price(run, totals, TeacherCosts.read(run.folder))
+    costs = TeacherCosts.read(run.folder)
+    totals.price = run_price(run, totals, costs)
+    for held in held_by_replicas(costs, *_shared_and_inline(run, totals)):
+        totals.teacher_gpu_seconds += held.gpu_seconds
+        totals.teacher_cpu_seconds += held.cpu_seconds
     with contextlib.suppress(OSError):
         totals.write(run.folder)
     return totals

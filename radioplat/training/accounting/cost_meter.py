@@ -24,6 +24,9 @@ class CostMeter(StepHook):
         clients: clients of all teachers, by name.
         cluster: contains the prices of GPU and CPU hours.
         counted: costs by teacher in the checkpoint that this start resumes from; {} for a new run.
+
+    Attributes:
+        share: the part of the teachers' work that this student pays for, of several that learn from it.
     """
 
     name = "teacher_cost"
@@ -35,6 +38,7 @@ class CostMeter(StepHook):
         teachers = {name: TeacherCost(**counted.get(name, {})) for name in clients}
         self.costs = TeacherCosts(teachers, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price))
         self._clock = time.monotonic()
+        self.share = 1.0
 
     def figures(self) -> dict[str, float]:
         """Return the costs as ``cost/<teacher>/<figure>``."""
@@ -45,7 +49,7 @@ class CostMeter(StepHook):
         now = time.monotonic()
         passed, self._clock = now - self._clock, now
         for name, client in self._clients.items():
-            held, seconds = client.held(), record.teacher_seconds.get(name, 0.0)
+            held, seconds = client.held(), self.share * record.teacher_seconds.get(name, 0.0)
             images, size = record.received.get(name, (0, 0))
             hits, _ = record.cached.get(name, (0, 0))
             self.costs.teachers[name] += TeacherCost(
@@ -55,7 +59,7 @@ class CostMeter(StepHook):
                 seconds,
                 seconds * held.num_gpus,
                 seconds * held.num_cpus,
-                passed * held.replicas,
+                self.share * passed * held.replicas,
             )
 
     def state_dict(self) -> dict[str, Any]:

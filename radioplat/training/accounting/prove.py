@@ -11,6 +11,7 @@ from radioplat.data.loading.run_data import RunData, differing_fields
 from radioplat.design.run import Run
 from radioplat.errors import DataError, RadioplatError
 from radioplat.spec.loading.load import load_spec
+from radioplat.spec.loading.students import FOLDER
 from radioplat.spec.schema.dataset import DatasetConfig
 from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.training.accounting.folder_versions import check_readable_run
@@ -32,6 +33,7 @@ def prove_results(results: str | Path, full: bool = False) -> dict[Path, Proof]:
     """
     results = Path(results)
     candidates = [results] if (results / "ledger").is_dir() else sorted(results.glob("*/"))
+    candidates += sorted(results.glob(f"{FOLDER}/*/*/"))  # of a run of several students, those of each
     folders = [folder for folder in candidates if any((folder / "ledger").glob("consumed-a*.parquet"))]
     if not folders:
         hint = "Give the results_dir of a run that has written a checkpoint, or its distill or train folder."

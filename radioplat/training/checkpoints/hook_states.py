@@ -27,7 +27,8 @@ _FIELDS = {
     "teacher_cost": ("teacher_cost",),
     "dealing": ("micro_batch_seconds",),
 }
-_FILES = {"losses": LOSSES, "ema": EMA_FILE}
+EMA = "ema"
+_FILES = {"losses": LOSSES, EMA: EMA_FILE}
 BATCHNORM, TARGET_NORM = "batchnorm", "target_norm"  # stored in the student's file; stored in the optimizer file
 _BUILT_IN = {*_FIELDS, *_FILES, BATCHNORM, TARGET_NORM}
 
@@ -59,12 +60,12 @@ def read_states(folder: Path, state: RunState, moments: Mapping[str, torch.Tenso
     Args:
         state: its ``state.json``.
         moments: the tensors of its optimizer file.
-        hooks: names of the run's hooks; the average is read only if ``ema`` is one of them.
+        hooks: names of the run's hooks; the average is read only if :data:`EMA` is one of them.
     """
     states: States = {hook: {name: getattr(state, name) for name in names} for hook, names in _FIELDS.items()}
     states["losses"] = read_losses(folder)
-    if "ema" in hooks:
-        states["ema"] = read_average(folder)
+    if EMA in hooks:
+        states[EMA] = read_average(folder)
     states[TARGET_NORM] = {name: value for name, value in moments.items() if name.startswith(f"{TARGET_NORM}.")}
     if (folder / HOOKS).is_file():
         with safe_open(folder / HOOKS, "pt") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,10 +25,12 @@ from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.logs import begun
 from radioplat.tracking.lease import check_lease
 from radioplat.tracking.results import TaskFolder
+from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.checkpoints.background import Background
 from radioplat.training.checkpoints.checkpoint import Snapshot, read_checkpoint, snapshot
 from radioplat.training.checkpoints.hook_states import (
     BATCHNORM,
+    EMA,
     TARGET_NORM,
     States,
     files_of,
@@ -37,6 +40,7 @@ from radioplat.training.checkpoints.hook_states import (
 from radioplat.training.checkpoints.resume import mirror_of, starting_point
 from radioplat.training.checkpoints.run_ledger import RunLedger
 from radioplat.training.checkpoints.run_state import RunState
+from radioplat.training.checkpoints.teacher_change import TeacherChange, teacher_change
 from radioplat.training.checkpoints.writer import CheckpointWriter, Outcome
 from radioplat.training.engine.engine import WEIGHTS, Engine, stored
 from radioplat.training.hooks.step_hook import StepHooks
@@ -62,6 +66,7 @@ class Persistence:
         self._moments = MOMENTS.get(run.spec.train.optim.optim, ())
         self._moments_of: dict[str, torch.Tensor] = {}  # from the checkpoint, until they are restored
         self._frozen: dict[str, torch.Tensor] = {}
+        self._change: TeacherChange | None = None
         self._writer: CheckpointWriter | None = None
         self._sender = Background()  # of ranks other than 0; rank 0 receives in the thread of its writer
         self._channel: dist.ProcessGroup | None = None
@@ -91,6 +96,11 @@ class Persistence:
         self._objective = objective
         if self._path is not None:
             tensors, self._moments_of = read_checkpoint(self._path)
+            if self._run.spec.train.allow_teacher_change:
+                self._change = teacher_change(self._path, objective.student)
+            if self._change is not None:
+                tensors = self._change.weights(tensors)
+                self._moments_of = self._change.moments(self._moments_of, self._moments)
             load_into(objective.student, tensors, self._path, "results_dir")
             self._weights = {**tensors, **restore_peers(objective, self._moments_of)}
         # Copy frozen parameters now: ZeRO-3 partitions them too, and a bf16 engine rounds them permanently, because
@@ -113,7 +123,10 @@ class Persistence:
     def restore_hooks(self, hooks: StepHooks) -> None:
         """Restore the states of the hooks from the checkpoint; call it after :meth:`restore_optimizer`."""
         if self._path is not None:
-            hooks.load_states(read_states(self._path, self.state, self._moments_of, hooks.names))
+            states = read_states(self._path, self.state, self._moments_of, hooks.names)
+            if self._change is not None and states.get(EMA):
+                states[EMA] = self._change.averages(states[EMA])
+            hooks.load_states(states)
         self._moments_of, self._weights = {}, {}
         self._whole.reserve([WEIGHTS, *self._moments, *hooks.shards()])
 
@@ -261,8 +274,11 @@ class Persistence:
 
     def _choose(self) -> tuple[Path | None, RunState]:
         path, state = starting_point(self._run) or (None, RunState(attempt=0))
-        attempt = self._attempt or max(_attempts(self._run.folder), state.attempt) + 1  # also of another machine
+        attempt = self._attempt or max(last_attempt(self._run.folder), state.attempt) + 1  # also of another machine
         elsewhere = path is not None and path.parent.resolve() != self._run.folder.resolve()
+        if elsewhere:  # the teachers' work for the other run is in that one's record
+            own = TeacherCosts.read(self._run.folder)
+            state.teacher_cost = {name: asdict(cost) for name, cost in (own.teachers if own else {}).items()}
         if state.order_hash != self._run.order_hash or elsewhere:
             state.order_from = state.global_step
         elif state.global_step > state.order_from and not any(self._run.folder.glob("ledger/consumed-a*.parquet")):
@@ -278,7 +294,7 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.student.named_parameters() if p.requires_grad}
 
 
-def _attempts(folder: Path) -> int:
+def last_attempt(folder: Path) -> int:
     """Return the highest attempt number so far, from ``attempts.jsonl``, the logs and the ledger's files."""
     consumed = (attempt_in(path.name) for path in (folder / "ledger").glob("consumed-a*.parquet"))
     return max(begun(folder), Attempts(folder).last, *consumed, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from radioplat.common.terminal import note
@@ -19,6 +19,7 @@ from radioplat.tracking.results import TaskFolder
 from radioplat.training.checkpoints.checkpoint import Survey, examine, survey
 from radioplat.training.checkpoints.mirror import FIELD, Mirror, download, reason_of
 from radioplat.training.checkpoints.run_state import RunState
+from radioplat.training.checkpoints.teacher_change import teacher_problems
 from radioplat.training.checkpoints.unreadable import Unreadable, UnreadableCheckpoints, check_in_the_way
 
 _EXPLICIT = "train.resume_training_checkpoint_path"
@@ -169,13 +170,19 @@ def unreachable(spec: Spec, task: str) -> list[Problem]:
 
 
 def blocked_by(
-    spec: Spec, task: str, folder: Path, here: Survey, order_fields: dict[str, str] | None
+    spec: Spec,
+    task: str,
+    folder: Path,
+    here: Survey,
+    order_fields: dict[str, str] | None,
+    heads: Mapping[str, bool] | None = None,
 ) -> Iterator[Problem]:
     """Yield problems that keep a run from resuming in ``folder``; nothing is changed or downloaded.
 
     Args:
         here: the checkpoints in ``folder``.
         order_fields: the run's :meth:`radioplat.data.loading.run_data.RunData.order_fields`; None if not known.
+        heads: of the run's student, see :func:`teacher_problems`; None if not known.
     """
     mirror, checkpoint = mirror_of(spec, task), here.newest
     step, unreadable = here.step, here.unreadable
@@ -198,6 +205,8 @@ def blocked_by(
         path, state = checkpoint
         name = path.name if path.parent == folder else str(path)
         yield from order_problems(spec, name, state, order_fields, folder)
+        if heads is not None:
+            yield from teacher_problems(path, name, heads, spec.train.allow_teacher_change)
 
 
 ORDER_FIELDS = {

@@ -25,7 +25,7 @@ class WholeTensors:
     may change. Buffers are reused: what :meth:`gather` returns is valid until the next :meth:`copy`.
 
     On a GPU values are first copied on the device, and to pinned host memory by :meth:`gather`, on a stream of its
-    own. If the device has no room for that, they go to the host at once, on that stream, and ``hold`` makes the next
+    own. If they do not fit there, they go to the host at once, on that stream, and ``hold`` makes the next
     update wait for it.
 
     Every rank must create one, and call all methods.
@@ -49,7 +49,7 @@ class WholeTensors:
         self._layout = WholeLayout(shapes, collectives.gather_objects(dict(pieces)))
         self._spans = self._layout.spans[self._rank]
         self._buffers: dict[str, torch.Tensor] = {}
-        self._copies: dict[str, list[torch.Tensor | None]] | None = None  # on the device, if it has room
+        self._copies: dict[str, list[torch.Tensor | None]] | None = None  # on the device, if they fit
         self._values: dict[str, Values] = {}
         self._stream: torch.cuda.Stream | None = None
         self._done: torch.cuda.Event | None = None  # what of this save is recorded on the stream that copies
@@ -122,7 +122,7 @@ class WholeTensors:
         """Return an empty dictionary if copies of all values fit the device, else None."""
         needed = sum(v.numel() * v.element_size() for kind in self._values.values() for v in kind if v is not None)
         free, total = torch.cuda.mem_get_info(device)
-        # A save right after a roll-back comes before the first step: leave the room that steps took before it.
+        # A save right after a roll-back comes before the first step: leave the memory free that steps took before it.
         free -= torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device)
         return {} if needed <= free - SPARE * total else None
 

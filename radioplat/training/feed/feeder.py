@@ -73,7 +73,7 @@ class Feeder:
 
     def put_back(self, items: Iterable[Fed]) -> None:
         """Put ``items`` back, so that they are returned next."""
-        self._put_back.extend(items)
+        self._put_back.extendleft(reversed([*items]))
 
     def leave_out(self, teachers: Iterable[str]) -> None:
         """Send no more requests to these teachers (by name), from the next micro-batch of the stream on."""

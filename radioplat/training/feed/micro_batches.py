@@ -19,7 +19,7 @@ from radioplat.objectives.objective import Objective
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.packed_features import Packed
-from radioplat.teachers.serving.transport import unpack
+from radioplat.teachers.serving.transport import unpack_for
 from radioplat.training.feed.arrival import Arrival
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.watch.phases import DATA, INLINE, TEACHER, Phases
@@ -34,6 +34,7 @@ class MicroBatches:
         on_cluster: True if teachers that are not inline run in other processes.
         objective: answers of its quarantined teachers are ignored.
         phases: set to ``teacher`` or ``inline teacher`` while waiting for an answer.
+        place: of the student in the run.
         on_answer: called with each teacher's name, features, sample weights and view.
         on_silence: called with the reason if a teacher gave no answer.
     """
@@ -48,10 +49,11 @@ class MicroBatches:
         phases: Phases,
         on_answer: OnAnswer = lambda *answer: None,
         on_silence: Callable[[str], None] = lambda reason: None,
+        place: int = 0,
     ) -> None:
         self._run, self._order, self._device, self._on_cluster = run, order, device, on_cluster
         self._objective, self._phases = objective, phases
-        self._on_answer, self._on_silence = on_answer, on_silence
+        self._on_answer, self._on_silence, self._place = on_answer, on_silence, place
         self._zeros: dict[tuple[str, int], Features] = {}
 
     def micro_batch(self, step: int, micro_batch: int, arrival: Arrival, record: StepRecord) -> MicroBatch:
@@ -67,7 +69,7 @@ class MicroBatches:
         self._check(batch, micro_batch, step)
         begin = time.perf_counter()
         with self._phases(DATA):
-            micro = arrival.inputs()
+            micro = arrival.inputs(self._place)
         record.wait_data += time.perf_counter() - begin
         answers = {}
         for teacher in self._run.frozen_teachers:
@@ -84,7 +86,7 @@ class MicroBatches:
                 micro.targets[name] = self._no_features(name, size)
             elif (packed := answers.get(name)) is not None:
                 record.answered(name, packed)
-                micro.targets[name] = unpack(packed)
+                micro.targets[name] = unpack_for(packed, self._run.grids[name])
                 self._on_answer(name, micro.targets[name], micro.weight, batch.views.get(teacher.view))
                 continue
             elif name in answers:

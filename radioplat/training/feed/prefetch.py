@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from radioplat.data.batch import Batch
 from radioplat.data.loading.closeable import END_TIMEOUT_S, end_thread
 from radioplat.design.memory import AHEAD
 from radioplat.design.run import Run
+from radioplat.losses.base.grid import Overlap
 from radioplat.objectives.micro_batch import MicroBatch
 from radioplat.objectives.overlap import overlap_of
 from radioplat.spec.schema.cluster import Placement
@@ -113,7 +115,7 @@ class Prefetch:
             del arrival  # else its tensors stay in memory while this thread waits for the next
 
     def _next_to_bring(self) -> Arrival | None:
-        """Wait until the device has room, then for the next batch; None after :meth:`close` and at the end."""
+        """Wait until the device has memory for it, then for the next batch; None after :meth:`close` and at the end."""
         with self._change:
             self._change.wait_for(lambda: self._stopped or self._on_device < self._depth)
         if not self._coming:
@@ -128,7 +130,7 @@ class Prefetch:
         """Copy one micro-batch and the answers to it; errors are raised by the training thread that asks for them."""
         try:
             with self._copies.group() as group:
-                arrival.bring_inputs(self._inputs(arrival.batch, arrival.pending).map(group.put))
+                arrival.bring_inputs(self._inputs(arrival.batch, arrival.pending, group))
                 for name, pending in arrival.pending.items():
                     if name not in self._computed_here:
                         arrival.bring_answer(name, self._answer(name, pending, group))
@@ -145,22 +147,45 @@ class Prefetch:
         except BaseException as error:
             return error
 
-    def _inputs(self, batch: Batch, pending: Mapping[str, Pending]) -> MicroBatch:
-        """Return the micro-batch without targets, in host memory; only views that the objective itself looks at."""
-        view = batch.views[self._run.student_view]
+    def _inputs(self, batch: Batch, pending: Mapping[str, Pending], group: CopyGroup) -> list[MicroBatch]:
+        """Return each student's micro-batch without targets, on the device; what they have in common is copied once."""
+
+        @functools.cache
+        def shown(name: str) -> torch.Tensor:
+            """Return the images of a view."""
+            return tensor_of(batch.views[name].shown)
+
+        @functools.cache
+        def overlap(own: str, other: str) -> Overlap | None:
+            """Return the geometry between two views."""
+            return overlap_of(batch.views[own], batch.views[other])
+
         real = batch.micro_batch >= 0
-        overlaps, inner = {}, {}
-        for teacher in self._run.frozen_teachers:
-            if teacher.name in pending and ("spatial" in teacher.wanted or teacher.bindings):
-                overlaps[teacher.name] = overlap_of(view, batch.views[teacher.view])
-        for name in self._run.inner_views if real else ():
-            inner[name] = overlap_of(view, batch.views[name])
-        return MicroBatch(
-            {name: tensor_of(batch.views[name].shown) for name in self._run.inner_views},
-            tensor_of(batch.weight),
-            tensor_of(batch.label),
-            factors=self._partitions.factors(batch.micro_batch) if real else {},
-            overlaps={name: overlap for name, overlap in overlaps.items() if overlap is not None},
-            inner_overlaps={name: overlap for name, overlap in inner.items() if overlap is not None},
-            boxes=None if view.boxes is None else tensor_of(view.boxes),
-        )
+        weight, label = tensor_of(batch.weight), tensor_of(batch.label)
+        factors = self._partitions.factors(batch.micro_batch) if real else {}
+        inputs = []
+        for run in self._run.students:
+            own, boxes = run.student_view, batch.views[run.student_view].boxes
+            compared = [t for t in run.frozen_teachers if "spatial" in t.wanted or t.bindings]
+            overlaps = {t.name: overlap(own, t.view) for t in compared if t.name in pending}
+            inner = {name: overlap(own, name) for name in run.inner_views} if real else {}
+            inputs.append(
+                MicroBatch(
+                    {name: shown(name) for name in run.inner_views},
+                    weight,
+                    label,
+                    factors=factors,
+                    overlaps={name: each for name, each in overlaps.items() if each is not None},
+                    inner_overlaps={name: each for name, each in inner.items() if each is not None},
+                    boxes=None if boxes is None else tensor_of(boxes),
+                )
+            )
+        copies: dict[int, torch.Tensor] = {}  # by the identity of a tensor, all of which `inputs` keeps
+
+        def put(tensor: torch.Tensor) -> torch.Tensor:
+            """Copy a tensor, once."""
+            if id(tensor) not in copies:
+                copies[id(tensor)] = group.put(tensor)
+            return copies[id(tensor)]
+
+        return [one.map(put) for one in inputs]

@@ -18,7 +18,7 @@ import torch
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
-from radioplat.errors import TrainingError
+from radioplat.errors import Diverged
 from radioplat.spec.schema.train import SpikeAction, SpikeConfig
 from radioplat.training.hooks.step_hook import StepHook
 from radioplat.training.hooks.step_record import CONTINUE, StepDecision, StepRecord
@@ -122,11 +122,11 @@ class SpikeGuard(StepHook):
         """Count and return a roll-back of ``record``'s step, whose loss jumped; every rank must call it.
 
         Raises:
-            TrainingError: on every rank, if there have already been ``max_rollbacks``.
+            Diverged: on every rank, if there have already been ``max_rollbacks``.
         """
         loss = record.values["loss"]
         if self.count >= self._config.max_rollbacks:
-            error = TrainingError(
+            error = Diverged(
                 f"step {record.step}: the loss jumped to {loss:.4g}, and the run was rolled back {self.count} times "
                 "already",
                 where="train.spike.max_rollbacks",

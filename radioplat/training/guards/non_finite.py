@@ -8,7 +8,7 @@ import numpy as np
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
-from radioplat.errors import TrainingError
+from radioplat.errors import Diverged
 from radioplat.objectives.objective import Objective
 from radioplat.spec.schema.train import NonFinitePolicy, TrainConfig
 from radioplat.training.hooks.step_hook import StepHook
@@ -65,14 +65,14 @@ class NonFiniteGuard(StepHook):
         """Apply the spec's policy to a step that was not finite; the same on every rank.
 
         Raises:
-            TrainingError: on every rank: with policy ``fail``, if no teacher remains, or if too many steps in a row
+            Diverged: on every rank: with policy ``fail``, if no teacher remains, or if too many steps in a row
                 were not finite or had no sample with weight.
         """
         if not self._empty:
             self._empty_in_a_row = 0
         with collectives.mark_agreed():
             if self._empty_in_a_row >= self._config.max_non_finite_steps:
-                raise TrainingError(
+                raise Diverged(
                     f"{self._empty_in_a_row} steps in a row had no sample with weight, the last is step {record.step}",
                     where="train.max_non_finite_steps",
                     hint="The ledger has the reason for each sample: see `radioplat ledger`.",
@@ -97,7 +97,7 @@ class NonFiniteGuard(StepHook):
         """Apply the policy after a loss term was not finite.
 
         Raises:
-            TrainingError: as in :meth:`end_step`.
+            Diverged: as in :meth:`end_step`.
         """
         self._in_a_row += 1
         step, bad = record.step, record.not_finite
@@ -105,7 +105,7 @@ class NonFiniteGuard(StepHook):
         terms = ", ".join(bad) + "".join(f"; {reason}" for reason in reasons)
         policy = self._config.non_finite
         if policy is NonFinitePolicy.fail:
-            raise TrainingError(
+            raise Diverged(
                 f"step {step}: not finite: {terms}",
                 where="train.non_finite",
                 hint="The samples are in the ledger; skip_step or quarantine_teacher would go on.",
@@ -115,9 +115,9 @@ class NonFiniteGuard(StepHook):
             for name in teachers.intersection(t.split("/")[1] for t in bad if t.startswith("loss/")):
                 self._objective.quarantine(name)
             if teachers and teachers == self._objective.quarantined:
-                raise TrainingError(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")
+                raise Diverged(f"step {step}: no teacher is left (not finite: {terms})", where="train.non_finite")
         if self._in_a_row >= self._config.max_non_finite_steps:
-            raise TrainingError(
+            raise Diverged(
                 f"{self._in_a_row} steps in a row were not finite, the last at step {step}: {terms}",
                 where="train.max_non_finite_steps",
                 hint="Lower train.optim.lr, or check the teacher that is named.",
@@ -127,11 +127,11 @@ class NonFiniteGuard(StepHook):
         """Count a step with finite losses but non-finite gradients; fp16 has a few while it searches the loss scale.
 
         Raises:
-            TrainingError: too many steps in a row were not finite.
+            Diverged: too many steps in a row were not finite.
         """
         self._in_a_row += 1
         if self._in_a_row >= self._config.max_non_finite_steps:
-            raise TrainingError(
+            raise Diverged(
                 f"the gradients of {self._in_a_row} steps in a row were not finite, the last at step {step}",
                 where="train.max_non_finite_steps",
                 hint="Lower train.optim.lr; in fp16, take bf16, whose range is fp32's.",

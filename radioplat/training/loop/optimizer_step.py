@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,7 +37,10 @@ MOST_REPEATS = 4  # of a step whose sums of gradients were not exact; one is usu
 class OptimizerStep:
     """Run optimizer steps; every rank must call it for the same steps.
 
+    A step is a generator, so that several students can learn from one micro-batch after another in turn.
+
     Args:
+        home: folder of the run's records of memory that ran out.
         engine: the engine around ``objective``.
         halvings: how often each micro-batch is halved because memory ran out before.
         attempt: number of this start, stored if memory runs out.
@@ -46,6 +50,7 @@ class OptimizerStep:
     def __init__(
         self,
         run: Run,
+        home: Path,
         context: RankContext,
         objective: Objective,
         engine: Engine,
@@ -56,7 +61,7 @@ class OptimizerStep:
         attempt: int,
         schedule: MicroBatchSchedule,
     ) -> None:
-        self._run, self._context, self._schedule = run, context, schedule
+        self._run, self._home, self._context, self._schedule = run, home, context, schedule
         self._objective, self._engine, self._hooks, self._batches = objective, engine, hooks, batches
         self._phases, self._halvings, self._attempt = phases, halvings, attempt
         self._exact = is_exact(run.spec.train)
@@ -69,14 +74,17 @@ class OptimizerStep:
         if self._ended is not None:
             self._ended += seconds
 
-    def __call__(self, step: int, feed: Iterator[Arrival]) -> StepRecord:
-        """Run global ``step`` on micro-batches from ``feed``; return its record, reduced over all ranks.
+    def parts(self, step: int, feed: Iterator[Arrival]) -> Generator[None, None, StepRecord]:
+        """Run global ``step`` on micro-batches from ``feed``; yield after each, and return the step's record.
+
+        The record is reduced over all ranks. Time that passes outside of the generator is not in its seconds.
 
         Raises:
             TrainingError: the stream ended or differs from the sample order, or a hook ended the run.
             OutOfMemory: on this rank only.
         """
         begin = time.perf_counter()
+        outside = 0.0
         record = StepRecord(step, self._set_learning_rate(step))
         expected = self._schedule.of_rank(step, self._context.rank)
         self._sums.begin()
@@ -99,6 +107,11 @@ class OptimizerStep:
                 self._learn(batch, micro, record, last=place == len(expected) - 1)
             if batch.micro_batch >= 0:
                 self._hooks.end_micro_batch(step, batch)
+            del batch, micro  # freed while others compute
+            paused = time.perf_counter()
+            yield
+            outside += time.perf_counter() - paused
+            self._phases.at(step, place)
         repeats = 0
         while not record.skipped and self._engine.must_repeat():
             if (repeats := repeats + 1) > MOST_REPEATS:
@@ -124,7 +137,7 @@ class OptimizerStep:
             record.moved = self._engine.was_step_applied()
         self._hooks.end_step(record)
         now = time.perf_counter()
-        record.seconds, record.period = now - begin, now - (self._ended or begin)
+        record.seconds, record.period = now - begin - outside, now - (self._ended or begin)
         self._ended = now
         self._hooks.after_step(record)
         return record
@@ -206,7 +219,7 @@ class OptimizerStep:
 
     def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Return a block in which memory that runs out is noted for the next start."""
-        return out_of_memory.watched(self._run.folder, self._run.spec, self._halvings, self._attempt, step)
+        return out_of_memory.watched(self._home, self._run.spec, self._halvings, self._attempt, step)
 
     def _scale(self, batch: Batch) -> float:
         """Return the factor of the micro-batch's loss for :meth:`Engine.backward`: the step's loss is a mean."""

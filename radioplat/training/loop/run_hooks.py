@@ -56,7 +56,8 @@ class RunHooks(StepHooks):
         objective: the module with the checkpoint's weights, before an engine wraps it.
         data: data of the run.
         state: training progress, from the checkpoint.
-        schedule: which rank has which micro-batch; changed by what they are measured to cost.
+        schedule: which rank has which micro-batch; changed by what they are measured to cost. None: it is another
+            student's to change.
         outer: hooks that are kept at a roll-back; they are called before users' hooks and the reporter, after all
             others.
     """
@@ -68,7 +69,7 @@ class RunHooks(StepHooks):
         objective: Objective,
         data: RunData,
         state: RunState,
-        schedule: MicroBatchSchedule,
+        schedule: MicroBatchSchedule | None,
         outer: Sequence[StepHook],
     ) -> None:
         spec, device, start = run.spec, context.device, state.global_step
@@ -84,7 +85,7 @@ class RunHooks(StepHooks):
         self.targets = RunningNorm(objective.student, run.teachers, spec.distill.target_norm, device, start)
         self.bad_samples = BadSamples(data.index, spec.dataset.max_bad_fraction)
         self.reporter = Reporter(run, context.rank, start)
-        costs = MicroBatchCosts(spec, context, schedule, self.reporter.note)
+        costs = [] if schedule is None else [MicroBatchCosts(spec, context, schedule, self.reporter.note)]
         self._objective, self._decay = objective, spec.train.ema_decay if spec.train.enable_ema else None
         self._losses = LossStatistics(objective, exact)
         followers: list[StepHook] = [SpectralVectors(objective), self.batchnorm, self._losses, self.targets]
@@ -92,7 +93,7 @@ class RunHooks(StepHooks):
             followers.append(SameHardware(device, self.reporter.warn))
         super().__init__(
             [
-                costs,
+                *costs,
                 self.ledger,
                 self.non_finite,
                 self.spikes,

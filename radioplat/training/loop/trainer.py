@@ -1,9 +1,11 @@
-"""Train on one rank, from a checkpoint to the end of the run."""
+"""One student of a run on one rank: its model, engine, hooks and checkpoints, and its optimizer steps."""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +21,13 @@ from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.engine.registry import build_engine
+from radioplat.training.feed.arrival import Arrival
 from radioplat.training.feed.micro_batches import MicroBatches
-from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.guards.loss_spikes import RollBack
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.loop.average_student import AverageStudent
-from radioplat.training.loop.garbage import collect_at, collected_at_steps, free_memory
+from radioplat.training.loop.garbage import free_memory
 from radioplat.training.loop.optimizer_step import OptimizerStep
 from radioplat.training.loop.run_hooks import RunHooks
 from radioplat.training.loop.weight_penalty import regularize
@@ -33,14 +35,36 @@ from radioplat.training.watch.phases import CHECKPOINT, COLLECTIVE, VALIDATION, 
 from radioplat.training.watch.rank_context import RankContext
 
 
-class Trainer:
-    """Train the student on one rank: run steps, save checkpoints, validate, and detect roll-backs.
+@dataclass(frozen=True)
+class Common:
+    """Parts of a worker that its students share, and that are kept at a roll-back.
 
-    Args:
-        clock, meter, accounts, pauses: hooks that are kept at a roll-back.
+    Attributes:
+        home: folder of the run's attempts, logs and records of memory that ran out.
+        data: the samples.
+        clock, accounts, pauses: hooks.
         phases: set to the current activity, for the watchdog.
         halvings: how often each micro-batch is halved because memory ran out before, and a message with the reason.
         schedule: which rank has which micro-batch.
+    """
+
+    home: Path
+    data: RunData
+    clock: AttemptClock
+    accounts: Accounts
+    pauses: Pauses
+    phases: Phases
+    halvings: tuple[int, str]
+    schedule: MicroBatchSchedule
+
+
+class Trainer:
+    """Train one student on one rank: run its steps, save checkpoints, validate, and detect roll-backs.
+
+    Args:
+        run: of the student.
+        place: of the student in the run of all.
+        meter: of the student's part of the teachers' cost; kept at a roll-back.
 
     Attributes:
         objective: the module that is trained.
@@ -50,17 +74,14 @@ class Trainer:
     def __init__(
         self,
         run: Run,
+        place: int,
         context: RankContext,
         persistence: Persistence,
-        clock: AttemptClock,
         meter: CostMeter,
-        accounts: Accounts,
-        pauses: Pauses,
-        phases: Phases,
-        halvings: tuple[int, str],
-        schedule: MicroBatchSchedule,
+        common: Common,
     ) -> None:
-        self.run, self.context, self.spec, self._schedule = run, context, run.spec, schedule
+        self.run, self.context, self.spec = run, context, run.spec
+        self.place, self.meter, self._common = place, meter, common
         self._task = task_of(run)
         self.objective = self._task.objective(run).to(context.device).train()
         self.persistence, self.state = persistence, persistence.state
@@ -70,37 +91,37 @@ class Trainer:
             apply_sparsity_mask(student.backbone, sparsity)
         self._average = AverageStudent(student) if self.objective.asks_average() else None
         self.objective.average = self._average
-        self._clock, self._meter, self._accounts, self._pauses, self._phases = clock, meter, accounts, pauses, phases
         minutes = self.spec.train.checkpoint_minutes
-        pauses.checkpoint_s = None if minutes is None else 60 * minutes
-        self._data = RunData.load(run.data_dir, self.spec.dataset.train_dataset)
-        outer = (clock, meter, accounts, pauses)
-        self.hooks = RunHooks(run, context, self.objective, self._data, self.state, schedule, outer)
+        common.pauses.checkpoint_s = None if minutes is None else 60 * minutes
+        outer = (common.clock, meter, common.accounts, common.pauses)
+        deals = common.schedule if place == 0 else None
+        self.hooks = RunHooks(run, context, self.objective, common.data, self.state, deals, outer)
         self.reporter = self.hooks.reporter
         regularize(self.objective, self.spec.train)
         persistence.warn_through(self.reporter.warn)
         self._has_checkpoint = self.state.global_step > 0
-        self._halvings = halvings[0]
-        if self._halvings:
+        halvings, reason = common.halvings
+        if halvings:
             apart = differs_in_pieces(self.objective)
-            self.reporter.warn(halvings[1] + (f". Not the same: {'; '.join(apart)}" if apart else ""))
+            self.reporter.warn(reason + (f". Not the same: {'; '.join(apart)}" if apart else ""))
 
     def build_engine(self) -> None:
         """Build the engine, which may partition the weights, and restore optimizer and hooks.
 
         Weights may be changed directly only before this.
         """
-        run, context = self.run, self.context
-        self.engine = build_engine(self.objective, self.spec, self._schedule.per_rank)
+        run, context, common = self.run, self.context, self._common
+        self.engine = build_engine(self.objective, self.spec, common.schedule.per_rank)
         self.persistence.restore_optimizer(self.engine)
         ema = self.hooks.attach(self.engine)
         if self._average is not None:
             self._average.ema = ema
         self.persistence.restore_hooks(self.hooks)
-        listeners = (self._phases, self.hooks.targets.see, self.hooks.non_finite.no_answer)
-        batches = MicroBatches(run, self._data.order, context.device, context.on_cluster, self.objective, *listeners)
-        place = (batches, self._phases, self._halvings, self.state.attempt, self._schedule)
-        self._step = OptimizerStep(run, context, self.objective, self.engine, self.hooks, *place)
+        listeners = (common.phases, self.hooks.targets.see, self.hooks.non_finite.no_answer, self.place)
+        order, device = common.data.order, context.device
+        batches = MicroBatches(run, order, device, context.on_cluster, self.objective, *listeners)
+        place = (batches, common.phases, common.halvings[0], self.state.attempt, common.schedule)
+        self._step = OptimizerStep(run, common.home, context, self.objective, self.engine, self.hooks, *place)
 
     def close(self) -> None:
         """Finish pending writes of checkpoints, ledger, reporter and accounts, and close them."""
@@ -108,46 +129,43 @@ class Trainer:
         if (unwritten := self.hooks.ledger.flush()) is not None:
             self.reporter.warn(f"the ledger lacks the last steps: {unwritten}")
         self.reporter.close()
-        self._accounts.write()
+        self._common.accounts.write()
 
-    def train(self, feed: Prefetch) -> RollBack | None:
-        """Run the remaining steps and save due checkpoints; on a pause request, save and stop.
+    def step(self, step: int, feed: Iterator[Arrival]) -> Generator[None, None, StepRecord]:
+        """Run one step, see :meth:`OptimizerStep.parts`; :meth:`finished` must follow."""
+        return self._step.parts(step, feed)
+
+    def finished(self, record: StepRecord) -> RollBack | None:
+        """Count a step that has ended.
 
         Returns:
-            A roll-back, if the caller must resume from the last checkpoint; None at the end of the run.
+            A roll-back, if the caller must go on from the last checkpoint.
         """
-        self._clock.ready()
-        with collected_at_steps():
-            return self._steps(feed)
-
-    def _steps(self, feed: Prefetch) -> RollBack | None:
-        """See :meth:`train`."""
-        for step in range(self.state.global_step, self.run.total_steps):
-            self._phases.at(step)
-            feed.leave_out(self.objective.quarantined)
-            record = self._step(step, feed)
-            if (back := self._roll_back(record)) is not None:
-                return back
-            collect_at(step)
-            self.state.optimizer_steps += record.moved
-            self._passed(step + 1)
-            validates = self._validation_due(step + 1)
-            pause = self._pauses.requested(record)
-            if validates or pause or self.persistence.due(step + 1) or self._pauses.must_save(record):
-                self._clock.check_lease()
-                self.save(validates and not pause)
-            if pause and step + 1 < self.run.total_steps:
-                self.persistence.finish()
-                raise pause
-        self.persistence.finish()
+        if (back := self._roll_back(record)) is not None:
+            return back
+        self.state.optimizer_steps += record.moved
+        self._passed(record.step + 1)
         return None
+
+    def save_if_due(self, due: bool, pauses: bool) -> None:
+        """Save a checkpoint after a step if the spec wants one; every rank must call it.
+
+        Args:
+            due: save one in any case.
+            pauses: the workers stop after it; it is not validated.
+        """
+        steps = self.state.global_step
+        validates = self._validation_due(steps)
+        if validates or due or self.persistence.due(steps):
+            self._common.clock.check_lease()
+            self.save(validates and not pauses)
 
     def go_on_at(self, back: RollBack) -> None:
         """Skip the steps that were rolled back, and save at once, so that a later start skips them too."""
-        self._phases.at(back.step)
+        self._common.phases.at(back.step)
         first = self.state.global_step
         self.hooks.ledger.taken_back(back.trail, first)
-        self._accounts.undone()
+        self._common.accounts.undone()
         self.reporter.warn(
             f"step {back.step}: the loss jumped to {back.loss:.4g}; steps {first + 1} to {back.step} are taken back "
             f"and left out (roll-back {back.count} of {self.spec.train.spike.max_rollbacks})"
@@ -171,17 +189,17 @@ class Trainer:
         back loss spikes: then this waits until it is committed.
         """
         begin, steps, spikes = time.perf_counter(), self.state.global_step, self.hooks.spikes
-        self._pauses.saved()
-        with self._phases(CHECKPOINT):
+        self._common.pauses.saved()
+        with self._common.phases(CHECKPOINT):
             unwritten = self.hooks.ledger.flush()
-            on_commit = partial(self.reporter.checkpoint, step=steps, costs=copy.deepcopy(self._meter.costs))
+            on_commit = partial(self.reporter.checkpoint, step=steps, costs=copy.deepcopy(self.meter.costs))
             path = self.persistence.save(self.hooks, on_commit, unwritten)
             # A roll-back leaves out the steps since the last committed checkpoint, so it must be known.
             committed = (validates or spikes.rolls_back) and self.persistence.finish() == path
         if committed:
             spikes.saved(steps)
             self._has_checkpoint = True
-        self._accounts.spent("checkpoint", time.perf_counter() - begin)
+        self._common.accounts.spent("checkpoint", time.perf_counter() - begin)
         if validates and committed:
             self._validate(path, steps)
 
@@ -192,9 +210,9 @@ class Trainer:
 
     def _validate(self, checkpoint: Path, step: int) -> None:
         """Measure ``checkpoint`` on all ranks together; the copy of the model is freed afterwards."""
-        begin, context = time.perf_counter(), self.context
-        ranks = Ranks(context.rank, context.world_size, context.device, partial(self._phases, COLLECTIVE))
-        with self._phases(VALIDATION):
+        begin, context, phases = time.perf_counter(), self.context, self._common.phases
+        ranks = Ranks(context.rank, context.world_size, context.device, partial(phases, COLLECTIVE))
+        with phases(VALIDATION):
             free_memory(context.device)
             result = self._task.validate(self.run, checkpoint, ranks)
             free_memory(context.device)
@@ -202,7 +220,7 @@ class Trainer:
                 self.reporter.validation(result.kpi, step, result.notes)
                 self.persistence.scored(checkpoint, result.kpi)
         seconds = time.perf_counter() - begin
-        self._accounts.spent("validation", seconds)
+        self._common.accounts.spent("validation", seconds)
         self._step.leave_out(seconds)
 
     def _roll_back(self, record: StepRecord) -> RollBack | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
+from radioplat.data.loading.run_data import RunData
 from radioplat.data.order.dealing import Costs
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
@@ -16,13 +17,16 @@ from radioplat.teachers.serving.client import TeacherClient
 from radioplat.training.accounting.accounts import Accounts
 from radioplat.training.accounting.attempt_clock import AttemptClock
 from radioplat.training.accounting.cost_meter import CostMeter
-from radioplat.training.checkpoints.persistence import Persistence
+from radioplat.training.checkpoints.persistence import Persistence, last_attempt
+from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
+from radioplat.training.loop.ended_student import EndedStudent
 from radioplat.training.loop.garbage import free_memory
-from radioplat.training.loop.trainer import Trainer
+from radioplat.training.loop.students import Students
+from radioplat.training.loop.trainer import Common, Trainer
 from radioplat.training.targets.first_pass import FirstPass
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
@@ -38,7 +42,7 @@ def run_worker(
     open_batches: OpenBatches,
     pauses: Pauses | None = None,
 ) -> None:
-    """Train from the newest checkpoint, or from the beginning, to the last step.
+    """Train the students of ``run`` from their newest checkpoints, or from the beginning, to the last step.
 
     The process group must be initialized.
 
@@ -55,19 +59,27 @@ def run_worker(
         fp32_arithmetic_of(run.spec.train), context.device
     )  # before inline teachers compute, in the feeder's thread
     clock = AttemptClock(run, context.rank)
-    persistence = Persistence(run, context.rank, context.world_size)
+    ended = collectives.from_first(lambda: [one for r in run.family if (one := EndedStudent.read(r.folder, r.lease))])
+    places = [place for place, each in enumerate(run.students) if each.name not in {one.name for one in ended}]
+    persistences = {place: Persistence(run.students[place], context.rank, context.world_size) for place in places}
+    states = [each.state for each in persistences.values()]
+    attempt = _same_attempt(run, states)
     with contextlib.ExitStack() as stack:
-        phases = stack.enter_context(monitored_worker(run, persistence.state.attempt, context))
+        phases = stack.enter_context(monitored_worker(run, attempt, context))
         pauses = pauses or Pauses()
-        attempt = persistence.state.attempt
         halvings = collectives.from_first(lambda: out_of_memory.halvings(run.folder, run.spec, attempt))
-        meter = CostMeter(clients, run.spec.cluster, persistence.state.teacher_cost)
-        clock.begin(persistence.state)
-        start, stop = persistence.state.global_step, run.total_steps
-        costs = Costs.measured(persistence.state.micro_batch_seconds)
+        meters = {p: CostMeter(clients, run.spec.cluster, persistences[p].state.teacher_cost) for p in places}
+        behind = min(states, key=lambda state: state.global_step)
+        clock.begin(behind)
+        start, stop = behind.global_step, run.total_steps
+        costs = Costs.measured(states[0].micro_batch_seconds)
         schedule = run.micro_batch_schedule(context.world_size, costs)
-        first = FirstPass(run, context, schedule, start, meter)
-        accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, meter.costs)
+        firsts = {
+            p: FirstPass(run.students[p], context, schedule, persistences[p].state.global_step, meters[p])
+            for p in places
+        }
+        taught = [meter.costs for meter in meters.values()]
+        accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, taught)
 
         def feed(stop: int) -> contextlib.closing[Feeder]:
             """Return a feeder of this rank's batches up to step ``stop``, which sends them to the teachers ahead."""
@@ -76,36 +88,61 @@ def run_worker(
             return contextlib.closing(feeder)
 
         # The stream needs seconds to start; it does so while the student is built.
-        feeder = stack.enter_context(feed(first.first_stop))
-        outer = (clock, meter, accounts, pauses, phases, halvings, schedule)
-        worker: Trainer | None = None
+        consumers = [place for place in places if firsts[place].consumes]
+        feeder = stack.enter_context(feed(firsts[consumers[0]].first_stop if consumers else stop))
+        data = RunData.load(run.data_dir, run.spec.dataset.train_dataset)
+        common = Common(run.folder, data, clock, accounts, pauses, phases, halvings, schedule)
+        students: Students | None = None
         ahead: Prefetch | None = None
 
         def close() -> None:
-            """Close the worker, which ends its writes, before the stream, which may wait."""
+            """Close the students, which ends their writes, before the stream, which may wait."""
             try:
-                if worker is not None:
-                    worker.close()
+                if students is not None:
+                    students.close()
             finally:
                 if ahead is not None:
                     ahead.close()
 
+        def build(place: int) -> Trainer:
+            """Return the trainer of a student at the checkpoint of its persistence, which it takes over."""
+            return Trainer(run.students[place], place, context, persistences.pop(place), meters[place], common)
+
+        def rebuild(place: int) -> Trainer:
+            """Return the trainer of a student at its newest checkpoint."""
+            persistences[place] = Persistence(run.students[place], context.rank, context.world_size, attempt)
+            free_memory(context.device)
+            return build(place)
+
         stack.callback(close)
-        worker = Trainer(run, context, persistence, *outer)
-        for head in first.measure(worker.objective.student, feeder):
-            worker.reporter.note(head.message, warns=head.r2 is None)
-        worker.hooks.targets.begin_with(first.moments)
-        worker.build_engine()
-        if first.first_stop < stop:
+        students = Students(run, common, places, build, rebuild, ended)
+        for number, place in enumerate(consumers):
+            if number:
+                feeder = stack.enter_context(feed(firsts[place].first_stop))
+            _begin(students[place], firsts[place], feeder)
+        if consumers:
             feeder = stack.enter_context(feed(stop))
+        for place in places:
+            if place not in consumers:
+                _begin(students[place], firsts[place], feeder)
         # It stays at a roll-back: what it has brought to the device are the micro-batches of the steps that follow.
         ahead = Prefetch(feeder, run, context.device, context.on_cluster)
-        while (back := worker.train(ahead)) is not None:
-            worker.close()
-            worker.engine.close()
-            worker = None
-            persistence = Persistence(run, context.rank, context.world_size, attempt)  # the last one held the model
-            free_memory(context.device)
-            worker = Trainer(run, context, persistence, *outer)
-            worker.build_engine()
-            worker.go_on_at(back)
+        students.train(ahead)
+
+
+def _same_attempt(run: Run, states: list[RunState]) -> int:
+    """Return the number of this start, and give it to all students of a family."""
+    if run.family:
+        last = collectives.from_first(lambda: last_attempt(run.folder))
+        number = max(last + 1, *(state.attempt for state in states))
+        for state in states:
+            state.begin(number)
+    return states[0].attempt
+
+
+def _begin(trainer: Trainer, first: FirstPass, feeder: Feeder) -> None:
+    """Let a student's first pass read its batches, and build the student's engine."""
+    for head in first.measure(trainer.objective.student, feeder):
+        trainer.reporter.note(head.message, warns=head.r2 is None)
+    trainer.hooks.targets.begin_with(first.moments)
+    trainer.build_engine()

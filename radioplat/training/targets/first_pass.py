@@ -12,7 +12,7 @@ from radioplat.losses.target_transforms.moments import MomentSums
 from radioplat.models.student.fold_target_norm import unfold_head
 from radioplat.models.student.student import Student
 from radioplat.spec.schema.distill import TargetNormFit
-from radioplat.teachers.serving.transport import unpack
+from radioplat.teachers.serving.transport import unpack_for
 from radioplat.training.accounting.cost_meter import CostMeter
 from radioplat.training.feed.feeder import Fed, Feeder
 from radioplat.training.hooks.step_record import StepRecord
@@ -29,8 +29,8 @@ class FirstPass:
     """Measure the teachers' targets and fit heads over the first batches; keep these for their steps if they fit.
 
     Attributes:
-        first_stop: the step at which the first stream of batches must end. If that is not the end of the run, the
-            pass consumes the stream, and training needs a second one.
+        first_stop: the step at which the first stream of batches must end.
+        consumes: the pass consumes that stream, and training needs another.
         moments: with ``distill.target_norm.fit: running``, moments of the targets that the pass measured.
     """
 
@@ -52,10 +52,11 @@ class FirstPass:
         norms = (min(norm.fit_batches, run.total_steps) if before else fits) if measures and self._shared is None else 0
         counts = [len(schedule.of_rank(step, context.rank)) for step in range(max(norms, fits))]
         self._norms, self._fits = sum(counts[:norms]), sum(counts[:fits])
-        schedule.fixed_until = start + len(counts)
+        schedule.fixed_until = max(schedule.fixed_until, start + len(counts))
         self._count = max(self._norms, self._fits)
         self._keeps = self._count * _bytes_each(run) <= KEPT_BYTES
         self.first_stop = run.total_steps if self._keeps else max(norms, fits)
+        self.consumes = not self._keeps and self._count > 0
 
     def measure(self, student: Student, feeder: Feeder) -> list[HeadFitted]:
         """Set the student's target transforms and fit its untrained heads; call it before the engine is built.
@@ -84,7 +85,7 @@ class FirstPass:
         views = {teacher.name: teacher.view for teacher in self._run.frozen_teachers}
         heads = HeadFit(student, self._run.heads_to_fit, self._run.student_view, views, self._device)
         for number, (batch, answers) in enumerate(fed):
-            features = {name: unpack(answer()) for name, answer in answers.items()}
+            features = {name: unpack_for(answer(), self._run.grids[name]) for name, answer in answers.items()}
             if number < self._norms:
                 norms.add(batch, features)
             if number < self._fits:

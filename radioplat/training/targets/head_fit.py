@@ -23,10 +23,10 @@ from radioplat.losses.base.grid import Overlap, on_common_grid, visible_position
 from radioplat.losses.base.reduce import to_grid
 from radioplat.models.features import Features
 from radioplat.models.heads import TeacherHead
+from radioplat.models.ridge import Fit, RowSums, Sums, fit_ridge
 from radioplat.models.student.fold_target_norm import last_linear
 from radioplat.models.student.student import Student
 from radioplat.objectives.overlap import overlap_of
-from radioplat.training.targets.ridge import Fit, RowSums, Sums, fit_ridge
 
 _HELD_OUT = 5  # every fifth image chooses the strength of the penalty
 

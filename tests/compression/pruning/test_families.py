@@ -15,8 +15,9 @@ from radioplat.compression.pruning.grouped_convolutions import cut_by_groups
 from radioplat.compression.pruning.groups import groups_of, heads_that_stay, trace
 from radioplat.compression.pruning.prune import FUSED, prune_model
 from radioplat.compression.pruning.scores import ChannelScore
+from radioplat.errors import SpecError
 from radioplat.models.student.checkpoint import load_student, save_student
-from radioplat.spec.schema.prune import PruneConfig
+from radioplat.spec.schema.prune import PruneConfig, PrunePart
 from tests.helpers.drawn_student import drawn_student
 
 # Sides of images, and the size of the smaller student as a share at the most.
@@ -73,6 +74,23 @@ def zero(module: nn.Module, handler: str, channels: list[int]) -> None:
 
 def size_of(student) -> int:
     return sum(parameter.numel() for parameter in student.parameters())
+
+
+@pytest.mark.parametrize("name", ["res2net50_26w_4s", "mambaout_femto"])
+def test_blocks_that_split_hidden_channels_are_refused_and_lose_width_or_whole_blocks(name, tmp_path):
+    student = drawn_student(name, 96)
+    with pytest.raises(SpecError) as error:
+        prune_model(student, config := PruneConfig(amount=0.25), ChannelScore(config))
+    (problem,) = error.value.problems
+    assert problem.where == "prune.parts" and f"{name} cannot lose hidden units: its blocks (" in problem.message
+    images = torch.randint(0, 256, (2, 3, 96, 96), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    for number, options in enumerate(({"parts": [PrunePart.width], "amount": 0.25}, {"parts": [], "blocks": 2})):
+        small, _ = prune_model(student, config := PruneConfig(**options), ChannelScore(config), images)
+        assert size_of(small) < size_of(student)
+        (tmp_path / str(number)).mkdir()
+        save_student(small, small.state_dict(), tmp_path / str(number))
+        with torch.no_grad():
+            assert torch.equal(load_student(tmp_path / str(number))(images).spatial, small(images).spatial)
 
 
 @pytest.mark.parametrize(

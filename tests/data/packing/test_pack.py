@@ -190,6 +190,16 @@ def test_what_cannot_be_packed_at_all(tmp_path, make, words):
         pack(tmp_path / "in", tmp_path / "out")
 
 
+def test_a_folder_that_cannot_be_created(folder, tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    for out in (Path("/proc/x"), tmp_path / "file" / "shards"):
+        with pytest.raises(DataError, match="cannot create the folder") as caught:
+            pack(folder, out)
+        assert caught.value.problems[0].where == "out" and str(out) in str(caught.value)
+        assert cli.main(["pack", str(folder), str(out)]) == 1
+        assert "Traceback" not in capfd.readouterr().err
+
+
 def test_options():
     assert pack_options(["samples_per_shard=7", "verify=false"]) == PackOptions(samples_per_shard=7, verify=False)
     for wrong in ("samples_per_shard=0", "val_fraction=1", "shards=3", "seed=x"):

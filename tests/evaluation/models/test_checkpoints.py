@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import json
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import safetensors.torch
 import skimage.data
 import timm
 import torch
+from crowded_cells import crowded_cells
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -38,7 +40,7 @@ from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.evaluate.evaluate import evaluate
-from radioplat.tasks.evaluate.side_by_side import model_notes
+from radioplat.tasks.evaluate.side_by_side import model_notes, models_tables
 from radioplat.tracking.status import read_status
 
 SCENES = {"astronaut": skimage.data.astronaut, "cat": skimage.data.chelsea, "coffee": skimage.data.coffee}
@@ -147,6 +149,9 @@ def paths(base, made) -> dict[str, str]:
     for name, backend in {"cpu": EngineBackend.onnxruntime, "rtx": EngineBackend.tensorrt_rtx}.items():
         if backend is EngineBackend.onnxruntime or importlib.util.find_spec("tensorrt_rtx_bindings"):
             found[name] = str(build_engine(found["open"], root / f"{name}.engine", config, backend=backend).path)
+    if importlib.util.find_spec("openvino"):
+        options = {"backend": EngineBackend.openvino, "latency_seconds": 0.05}
+        found["vino"] = str(build_engine(found["bare"], root / "vino.engine", config, **options).path)
     return found
 
 
@@ -170,7 +175,8 @@ def test_a_file_has_the_figures_of_the_checkpoint_that_it_came_from(judged):
     made = ["plain", "half", "brain", "pruned", "fake", "open", "fixed", "bare", "bf16", "int8", "cpu"]
     assert list(rows)[: len(made)] == made
     plain = rows["plain"].figures()
-    assert {"knn", "linear_probe", "accuracy", "fidelity/vit/summary", "fidelity/vit/spatial"} == set(plain)
+    heads = {"fidelity/vit/summary", "fidelity/vit/spatial"}
+    assert {"knn", "shared_index", "linear_probe", "accuracy"} | heads == set(plain)
     for name, tolerance in (("open", 1e-3), ("cpu", 1e-3), ("half", 1e-2), ("fixed", 1e-2)):
         figures = rows[name].figures()
         assert {key: figures[key] for key in plain} == pytest.approx(plain, abs=tolerance), name
@@ -237,6 +243,7 @@ def test_what_cannot_be_told_is_a_dash_and_a_reason(judged, capsys):
     page = judged.report.read_text(encoding="utf-8")
     for text in (told, page):
         assert "bf16: onnxruntime cannot run the file here" in text and "bare: fidelity" in text
+        assert f"Difference from {judged.models[0].name} in percentage points" in text and crowded_cells(text) == []
     assert page.count("data:image/png") == 2 and "kNN on held-out images" in page  # neighbours, and maps
 
 
@@ -255,6 +262,28 @@ def test_an_engine_is_written_executed_and_evaluated_each_for_itself(judged, pat
     assert rows["rtx"].state == "written, never executed" and not rows["rtx"].figures() and len(rows["rtx"].absent) == 1
     assert not read_record(paths["rtx"])["evaluated"]
     assert f"rtx: {rows['rtx'].absent[0]}" in judged.report.read_text(encoding="utf-8").replace("&#39;", "'")
+
+
+def test_an_openvino_engine_has_the_figures_of_its_file_and_a_latency(judged, paths, capsys):
+    from radioplat.tasks.evaluate.show import show
+
+    if "vino" not in paths:
+        pytest.skip("no OpenVINO")
+    rows = {row.name: row for row in judged.models}
+    row, wanted = rows["vino"], rows["bare"].figures()
+    assert (row.kind, row.state) == ("engine openvino fp32", "executed on cpu, evaluated")
+    assert wanted and row.figures() == pytest.approx(wanted, abs=1e-3)
+    record = read_record(paths["vino"])
+    assert record["evaluation"] == row.figures()
+    milliseconds = record["latency"]["batches"]["2"]["fp32"]["p50"]
+    assert row.milliseconds == milliseconds > 0 and rows["cpu"].milliseconds is None
+    table = models_tables(judged.models)[0]
+    cells = {line[0]: line[table.columns.index("ms")] for line in table.rows}
+    assert cells["vino"] == f"{milliseconds:.3g}" and cells["cpu"] is None and cells["plain"] is None
+    show(judged)
+    said, page = capsys.readouterr().out, judged.report.read_text(encoding="utf-8")
+    assert re.search(r"<th[^>]*>ms</th>", page) and f"{milliseconds:.3g}" in page and "ms" in said.split()
+    assert "median latency for its smallest batch" in page
 
 
 def test_an_engine_without_its_record_or_with_another_is_refused(base, paths, tmp_path):

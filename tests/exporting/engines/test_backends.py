@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from radioplat.errors import EngineError
+from radioplat.evaluation.models.engine import EngineModel
 from radioplat.exporting.engines import library
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
+from radioplat.exporting.qdq import int8_overflow
 from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
+from radioplat.tasks.evaluate.side_by_side import Row, kernel_notes
 from radioplat.tasks.export.show import show_engine
 
 ORT, RTX, TENSORRT = EngineBackend.onnxruntime, EngineBackend.tensorrt_rtx, EngineBackend.tensorrt
@@ -120,6 +123,22 @@ def test_the_int8_file_of_onnxruntime_multiplies_in_int8(vit_int8, vit_fp32, tmp
     assert not any("blocks" in name for name in floats)
     fp32 = build_engine(vit_fp32.path, tmp_path / "b.engine", TensorRTConfig(), backend=ORT)
     assert report.bytes < 0.5 * fp32.bytes and fp32.coverage.kernels == {"fp32": 15}
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_a_cpu_on_which_int8_overflows_is_named_in_record_terminal_and_evaluation(
+    units, vit_int8, conv_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(int8_overflow, "has_int8_units", lambda: units)  # this CPU has them or not
+    path = tmp_path / "a.engine"
+    report = build_engine(vit_int8, path, TensorRTConfig(data_type="int8"), backend=ORT)
+    show_engine(report)
+    row = Row("engine", "", "", 0, warning=EngineModel(path, "evaluate.models[0].path", "cpu").warning)
+    places = ["\n".join(json.loads((tmp_path / "a.engine.json").read_text())["notes"])]
+    places += [capsys.readouterr().out, "\n".join(kernel_notes(row))]
+    assert [int8_overflow.OVERFLOW in text for text in places] == [not units] * 3
+    floats = build_engine(conv_file, tmp_path / "b.engine", TensorRTConfig(), backend=ORT)
+    assert int8_overflow.OVERFLOW not in floats.notes
 
 
 def test_auto_takes_what_there_is_and_says_why(conv_file, tmp_path, monkeypatch):

@@ -123,7 +123,10 @@ def test_the_parsers_reason_is_told(tmp_path):
 def test_a_missing_or_broken_tensorrt_says_how_to_install_it(tmp_path, monkeypatch):
     (tmp_path / "half_installed_trt.py").write_text("import ctypes\nctypes.CDLL('libnvonnxparser.so.0')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EngineError, match=r"half_installed_trt: libnvonnxparser.*pip install 'radioplat\[engine\]'"):
+    with pytest.raises(
+        EngineError,
+        match=r"^gen_trt_engine.backend: .*half_installed_trt: libnvonnxparser.*pip install 'radioplat\[engine\]'",
+    ):
         load_tensorrt(["no_such_trt", "half_installed_trt"])
-    with pytest.raises(EngineError, match="no TensorRT can be imported. Install"):
+    with pytest.raises(EngineError, match="gen_trt_engine.backend: no TensorRT can be imported. Install"):
         load_tensorrt(["no_such_trt"])

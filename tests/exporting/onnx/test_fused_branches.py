@@ -28,9 +28,7 @@ def test_the_file_has_one_convolution_a_block_and_computes_the_same(name, most, 
     found = dict(zip(report.outputs, session.run(list(report.outputs), {"images": images.numpy()}), strict=True))
     for output in ("summary", "spatial"):
         value = getattr(wanted, output)
-        torch.testing.assert_close(
-            torch.from_numpy(found[output]), value, rtol=1e-4, atol=1e-5 * float(value.abs().max())
-        )
+        assert (torch.from_numpy(found[output]) - value).abs().max() <= 1e-5 * value.abs().max()
     convolutions = sum(node.op_type == "Conv" for node in onnx.load(report.path).graph.node)
     assert convolutions <= most < branches and f"instead of {branches}" in report.notes[0]
     with torch.no_grad():  # the student itself goes on as it was

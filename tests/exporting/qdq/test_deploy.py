@@ -16,6 +16,7 @@ import skimage
 import torch
 from PIL import Image
 
+from radioplat.common.cpu_threads import has_int8_units
 from radioplat.data.loading.sample_images import sample_images
 from radioplat.errors import DataError, EngineError, SpecError
 from radioplat.exporting.deploy import infer_onnxruntime
@@ -27,7 +28,6 @@ from radioplat.models.student.student import Student
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.export.export import export
 from tests.helpers.calibration_cache import read_cache
-from tests.helpers.int8_units import HAS_INT8_UNITS
 
 from .conftest import SIZE, VIT, quantized_student
 
@@ -241,7 +241,7 @@ def test_preprocessing_says_what_the_graph_takes_and_gives(cached):
 def test_dynamic_int8_for_cpus_is_smaller_and_close(forced):
     cpu = forced.side_files.cpu
     assert (cpu.method, cpu.layers, cpu.quantized) == ("dynamic", 9, 9)
-    assert cpu.cosine > (0.999 if HAS_INT8_UNITS else 0.99) and cpu.bytes < 0.6 * cpu.fp32_bytes and cpu.seconds > 0
+    assert cpu.cosine > (0.999 if has_int8_units() else 0.99) and cpu.bytes < 0.6 * cpu.fp32_bytes and cpu.seconds > 0
     assert json.loads(cpu.path.with_name(f"{cpu.path.name}.json").read_text())["cosine"] == cpu.cosine
 
 

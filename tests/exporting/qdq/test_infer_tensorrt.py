@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
+from PIL import Image
 
 from radioplat.cli.main import main
 from radioplat.exporting.deploy import infer_tensorrt
-from radioplat.exporting.deploy.bundle import SAMPLE, Bundled, write_bundle
+from radioplat.exporting.deploy.bundle import SAMPLE, SCRIPTS, Bundled, write_bundle
 
 VERIFIED = {
     "verified": "student.engine",
@@ -23,6 +30,191 @@ VERIFIED = {
     "latency_ms": {"p50": 1.25, "p90": 1.5, "p99": 2.0, "calls": 200},
     "least_cosine": {"summary": 0.9991},
 }
+
+
+# TensorRT's interface on the host: an engine is its ONNX file, onnxruntime computes, and addresses are the host's.
+TENSORRT = """
+import ctypes
+from enum import Enum
+
+import numpy as np
+import onnxruntime
+
+__version__ = "10.3.0"
+
+
+class TensorIOMode(Enum):
+    INPUT, OUTPUT = 0, 1
+
+
+class Logger:
+    ERROR = 1
+
+    def __init__(self, level):
+        assert level == self.ERROR
+
+
+class Runtime:
+    def __init__(self, logger):
+        assert isinstance(logger, Logger)
+
+    def deserialize_cuda_engine(self, data):
+        return Engine(data) if data else None
+
+
+class Engine:
+    def __init__(self, data):
+        self.session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        self.shapes = {v.name: [s if isinstance(s, int) else -1 for s in v.shape] for v in (*inputs, *outputs)}
+        self.modes = {v.name: TensorIOMode.INPUT for v in inputs} | {v.name: TensorIOMode.OUTPUT for v in outputs}
+        self.num_io_tensors = len(self.shapes)
+
+    def get_tensor_name(self, i):
+        return list(self.shapes)[i]
+
+    def get_tensor_mode(self, name):
+        return self.modes[name]
+
+    def get_tensor_shape(self, name):
+        return tuple(self.shapes[name])
+
+    def create_execution_context(self):
+        return Context(self)
+
+
+class Context:
+    def __init__(self, engine):
+        self.engine, self.places = engine, {}
+
+    def set_input_shape(self, name, shape):
+        self.batch = shape[0]
+        return True
+
+    def get_tensor_shape(self, name):
+        return tuple(self.batch if side < 0 else side for side in self.engine.shapes[name])
+
+    def set_tensor_address(self, name, address):
+        self.places[name] = address
+
+    def execute_async_v3(self, stream):
+        arrays = {}
+        for name, address in self.places.items():
+            shape = self.get_tensor_shape(name)
+            memory = (ctypes.c_float * int(np.prod(shape))).from_address(address)
+            arrays[name] = np.ctypeslib.as_array(memory).reshape(shape)
+        outputs = [name for name, mode in self.engine.modes.items() if mode is TensorIOMode.OUTPUT]
+        given = {name: array for name, array in arrays.items() if name not in outputs}
+        for name, value in zip(outputs, self.engine.session.run(outputs, given)):
+            arrays[name][...] = value
+        return True
+"""
+CUDART = """
+#include <stdlib.h>
+#include <string.h>
+int cudaMalloc(void **place, size_t size) { return (*place = malloc(size)) == 0; }
+int cudaMemcpy(void *target, const void *source, size_t size, int kind) {
+  if (kind != 1 && kind != 2) return 21;
+  memcpy(target, source, size);
+  return 0;
+}
+int cudaStreamCreate(void **stream) { *stream = (void *)1; return 0; }
+int cudaStreamSynchronize(void *stream) { return stream != (void *)1; }
+"""
+# An engine that is a copy of its graph.
+TRTEXEC = """#!/bin/sh
+echo "&&&& RUNNING TensorRT.trtexec"
+for word in "$@"; do
+  case "$word" in
+    --onnx=*) graph="${word#--onnx=}" ;;
+    --saveEngine=*) engine="${word#--saveEngine=}" ;;
+  esac
+done
+cp "$graph" "$engine"
+"""
+
+
+@pytest.fixture(scope="module")
+def jetson(tmp_path_factory) -> dict[str, str]:
+    """The environment of a machine with substitutes for trtexec, TensorRT's bindings and the CUDA runtime."""
+    if not (compiler := shutil.which("cc")):
+        pytest.skip("no C compiler for a substitute of the CUDA runtime")
+    folder = tmp_path_factory.mktemp("jetson")
+    (folder / "tensorrt.py").write_text(TENSORRT)
+    (folder / "trtexec").write_text(TRTEXEC)
+    (folder / "trtexec").chmod(0o755)
+    (folder / "cudart.c").write_text(CUDART)
+    library = folder / "libcudart.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "cudart.c"], check=True)
+    for version in ("11.0", "12", "13"):  # whichever the machine itself has
+        library.with_name(f"libcudart.so.{version}").symlink_to(library)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    own = {"PATH": path, "PYTHONPATH": str(folder), "LD_LIBRARY_PATH": str(folder), "PYTHON": sys.executable}
+    return os.environ | own
+
+
+@pytest.fixture(scope="module")
+def bundle(vit_fp32, tmp_path_factory) -> Path:
+    size = vit_fp32.inputs["images"][2]
+    content = Bundled(
+        *(vit_fp32.path, vit_fp32.path, [], None, vit_fp32.inputs, vit_fp32.outputs, (size, size), (1, 1, 4), 16),
+        *((0.5,) * 3, (0.5,) * 3, None, "fp32", [], True),
+    )
+    return write_bundle(tmp_path_factory.mktemp("bundle") / "bundle", content)
+
+
+def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bundle, jetson, tmp_path, capsys):
+    done = subprocess.run([bundle / "verify.sh", "--verbose"], env=jetson, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    verified = json.loads(done.stdout)
+    assert verified.keys() == VERIFIED.keys() | {"python"} and "RUNNING TensorRT.trtexec" in done.stderr
+    assert (verified["verified"], verified["version"], verified["shape"]) == ("vit.engine", "10.3.0", [1, 3, 48, 48])
+    times = verified["latency_ms"]
+    assert 0 < times["p50"] <= times["p90"] <= times["p99"] and times["calls"] == infer_tensorrt.CALLS
+    outputs = set(np.load(bundle / SAMPLE).files) - {"images"}
+    assert verified["least_cosine"].keys() == outputs and min(verified["least_cosine"].values()) > 0.99999
+    assert (bundle / "triton/vit/1/model.plan").read_bytes() == (bundle / "vit.engine").read_bytes()
+    path = tmp_path / "verified.json"
+    path.write_text(done.stdout)
+    assert main(["profile", str(path)]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert f"vit.engine (tensorrt 10.3.0) on {verified['machine']}: 1 images in" in lines
+    assert lines.count("least cosine with the ONNX file") == len(outputs)
+
+
+def test_verify_tells_an_engine_of_another_graph(bundle, jetson, tmp_path):
+    model = onnx.load(str(bundle / "vit.onnx"))
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) > 1:
+            tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, str(tmp_path / "other.engine"))
+    command = [sys.executable, bundle / "infer_tensorrt.py", "--verify", "--engine", tmp_path / "other.engine"]
+    done = subprocess.run(command, env=jetson, capture_output=True, text=True)
+    assert done.returncode == 0 and min(json.loads(done.stdout)["least_cosine"].values()) < 0.9
+    (tmp_path / "other.engine").write_bytes(b"")
+    done = subprocess.run(command, env=jetson, capture_output=True, text=True)
+    assert done.returncode == 1 and "is for another GPU or TensorRT: run ./build_engine.sh here" in done.stderr
+
+
+def test_the_runner_computes_the_features_of_image_files(bundle, jetson, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 60, 80, 3), np.uint8)
+    files = [tmp_path / f"{i}.png" for i in range(3)]
+    for file, image in zip(files, pixels, strict=True):
+        Image.fromarray(image).save(file)
+    shutil.copy(bundle / "vit.onnx", bundle / "vit.engine")
+    for name, more in (("infer_tensorrt", ["--batch", "2"]), ("infer_onnxruntime", [])):
+        command = [sys.executable, bundle / f"{name}.py", *files, *more, "--out", tmp_path / f"{name}.npz"]
+        done = subprocess.run(command, env=jetson, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    ours, theirs = (np.load(tmp_path / f"{name}.npz") for name in ("infer_tensorrt", "infer_onnxruntime"))
+    assert set(ours.files) == set(theirs.files)
+    for name in ours.files:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", SCRIPTS, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_scripts_are_written_for_the_python_of_jetpack(module):
+    ast.parse(Path(module.__file__).read_text(encoding="utf-8"), feature_version=(3, 10))
 
 
 def test_every_name_of_tensorrt_s_that_it_uses_is_in_the_bindings():
@@ -44,13 +236,8 @@ def test_every_name_of_tensorrt_s_that_it_uses_is_in_the_bindings():
     assert {"tensorrt.Runtime", "self._context.execute_async_v3", "self._engine.get_tensor_mode"} <= checked
 
 
-def test_the_sample_has_the_features_that_onnxruntime_computes(vit_fp32, tmp_path):
-    size = vit_fp32.inputs["images"][2]
-    content = Bundled(
-        *(vit_fp32.path, vit_fp32.path, [], None, vit_fp32.inputs, vit_fp32.outputs, (size, size), (1, 1, 4), 16),
-        *((0.5,) * 3, (0.5,) * 3, None, "fp32", [], True),
-    )
-    folder = write_bundle(tmp_path / "bundle", content)
+def test_the_sample_has_the_features_that_onnxruntime_computes(vit_fp32, bundle):
+    folder, size = bundle, vit_fp32.inputs["images"][2]
     assert json.loads((folder / "preprocessing.json").read_text())["engine"] == "vit.engine"
     assert (folder / "verify.sh").stat().st_mode & 0o111 and (folder / "infer_tensorrt.py").is_file()
     served = (folder / "triton/vit/config.pbtxt").read_text()

@@ -144,6 +144,29 @@ def pair_before_bias(net):
     return net.node("Add", conv, net.constant("late", np.zeros((1, 4, 1, 1), "f4")), name="bias")
 
 
+@fault(("p.q", "pair-behind-conv"))
+def pair_before_silu(net):
+    x = net.pair(net.conv("x", "c"), "p")
+    return net.node("Mul", x, net.node("Sigmoid", x, name="sigmoid"), name="silu")
+
+
+@fault(("p.q", "pair-behind-conv"))
+def pair_before_hardswish(net):
+    return net.node("HardSwish", net.pair(net.conv("x", "c"), "p"), name="act")
+
+
+@fault(("p.q", "pair-behind-conv"))
+def pair_before_gelu(net):
+    return net.node("Gelu", net.pair(net.conv("x", "c"), "p"), name="act")
+
+
+@fault(("p.q", "pair-behind-conv"))
+def pair_before_the_parts_of_gelu(net):
+    x = net.pair(net.conv("x", "c"), "p")
+    root = net.node("Div", x, net.constant("root", np.float32(2**0.5)), name="div")
+    return net.node("Mul", x, net.node("Erf", root, name="erf"), name="gelu")
+
+
 @fault(("add", "residual-without-dq"))
 def float_residual(net):
     return residual(net, False)
@@ -216,6 +239,47 @@ def twice(net):
 @fault(("a.q", "two-scales"))
 def two_readers(net):
     return net.node("Mul", net.pair("x", "a", scale=0.1), net.pair("x", "b", scale=0.2), name="mul")
+
+
+@fault(("a.q", "two-scales"))
+def branch_of_a_concatenation(net):
+    """A branch that one layer reads alone, and another one joined."""
+    joined = net.node("Concat", net.node("Relu", "x", name="relu"), "x", name="cat", axis=2)
+    return net.node("Mul", net.pair("x", "a", scale=0.1), net.pair(joined, "b", scale=0.2), name="mul")
+
+
+@fault(("a.q", "two-scales"))
+def two_concatenations(net):
+    joined = [net.node("Concat", "x", "x", name=f"cat{i}", axis=2 + i) for i in range(2)]
+    return net.node("MatMul", net.pair(joined[0], "a", scale=0.1), net.pair(joined[1], "b", scale=0.2), name="mul")
+
+
+@fault(("a.q", "two-scales"))
+def pooled(net):
+    pool = net.node("MaxPool", "x", name="pool", kernel_shape=[1, 1])
+    return net.node("Mul", net.pair("x", "a", scale=0.1), net.pair(pool, "b", scale=0.2), name="mul")
+
+
+@fault(("cat", "two-scales"))
+def joined_by_two_scales(net):
+    other = net.node("Relu", "x", name="relu")
+    return net.node("Concat", net.pair("x", "a", scale=0.1), net.pair(other, "b", scale=0.2), name="cat", axis=1)
+
+
+@fault()
+def joined_by_one_scale(net):
+    other = net.node("Relu", "x", name="relu")
+    joined = net.node("Concat", net.pair("x", "a", scale=0.1), net.pair(other, "b", scale=0.1), name="cat", axis=1)
+    return net.pair(joined, "c", scale=0.1)
+
+
+@fault()
+def averaged(net):
+    """Average pooling computes new values, which may have a scale of their own; so may a float concatenation."""
+    pool = net.node("AveragePool", "x", name="pool", kernel_shape=[1, 1])
+    joined = net.node("Relu", net.node("Concat", "x", pool, name="cat", axis=0), name="relu")
+    first, second = net.pair("x", "a", scale=0.1), net.pair(pool, "b", scale=0.2)
+    return net.node("Concat", net.node("Mul", first, second, name="mul"), joined, name="out", axis=0)
 
 
 @fault(("p.q", "activation-per-channel"))

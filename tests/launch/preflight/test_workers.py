@@ -9,7 +9,7 @@ import pytest
 from radioplat.cluster.gpu_kinds import kind_of
 from radioplat.cluster.resources import Resources
 from radioplat.design.models import design_models
-from radioplat.launch.preflight import workers
+from radioplat.launch.preflight import readiness, workers
 from radioplat.launch.preflight.preflight import AUTOMATIC, Level, Preflight
 from radioplat.launch.preflight.steps import STEPS
 from radioplat.spec.loading.load import load_spec, to_yaml
@@ -116,6 +116,20 @@ def test_automatic_replicas_are_those_of_the_teachers_and_told(tmp_path):
     assert found.facts[AUTOMATIC].count("as many as keep up") == 2
     assert f"teachers.large.replicas={large[0]}" in found.facts[AUTOMATIC]
     assert found.spec.teachers["large"].replicas == "auto"  # a later start decides again
+
+
+def test_too_few_gpus_are_refused_with_the_way_to_share_those_that_are_there(tmp_path):
+    """Eight workers and two teachers with a GPU each; teachers that are inline compute on the workers' own."""
+    eight = "train.num_gpus=8", "train.global_batch_size=32"
+    found = preflight(tmp_path, *eight, resources=GPUS)
+    found.take(readiness.placement)
+    (problem,) = found.problems
+    assert problem.message == "the run takes 10 GPUs and the cluster can have at most 8"
+    assert problem.where == "train.num_gpus" and "teachers.<name>.placement to inline" in problem.hint
+    inline = "teachers={small: {placement: inline}, large: {placement: inline}}"
+    advised = preflight(tmp_path, *eight, inline, resources=GPUS)
+    advised.take(readiness.placement)
+    assert not advised.problems
 
 
 def test_on_cpus_auto_is_one(tmp_path):

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from radioplat.compression.quantization.quantize_model import quantize_model, shared_scales
+from radioplat.compression.quantization.calibrate import calibrate
+from radioplat.compression.quantization.quantize_model import quantize_model
+from radioplat.compression.quantization.shared_scales import shared_scales
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.quantized.layers import quantize_layer
 from radioplat.models.quantized.quantizer import count_scales, quantizers
@@ -16,6 +18,7 @@ from radioplat.models.student.checkpoint import load_student
 from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.models.vision_model import save_model
 from radioplat.spec.schema.quantize import QuantizeConfig
+from tests.helpers.drawn_student import drawn_student
 
 SIZE = 64
 
@@ -96,3 +99,71 @@ def test_only_the_same_values_are_shared():
     with torch.no_grad():
         shared = shared_scales(model, lambda: model(torch.randn(6, 4)))
     assert shared == {"part.b.input_quantizer": "part.a.input_quantizer"}
+
+
+class Joins(nn.Module):
+    """Branches joined and rounded, joined and not rounded, pooled by the largest and by the mean, and a longer way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.ModuleDict({name: nn.Conv2d(8 if name in "ch" else 4, 4, 1) for name in "abcdefgh"})
+        for layer in self.part.values():
+            quantize_layer(layer, "int8", "int8")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = self.part
+        y, z = x * 3, x * 2
+        joined = part["c"](torch.cat([y, z], 1))
+        largest = part["d"](nn.functional.max_pool2d(z, 3, 1, 1))
+        mean = part["e"](nn.functional.avg_pool2d(y, 3, 1, 1))
+        u, v = x * 5, x * 7
+        out = part["a"](y) + part["b"](z) + joined + largest + mean + part["f"](u) + part["g"](v)
+        return out + part["h"](torch.cat([u, v], 1).relu())
+
+
+def test_branches_of_a_rounded_concatenation_and_what_is_pooled_from_them_have_one_scale():
+    model = Joins()
+    with torch.no_grad():
+        shared = shared_scales(model, lambda: model(torch.randn(1, 4, 5, 5)))
+    assert shared == {f"part.{name}.input_quantizer": "part.c.input_quantizer" for name in "dab"}
+
+
+@pytest.fixture(scope="module")
+def joined() -> Student:
+    """VoVNet joins the outputs of its layers, and each layer reads the one before; calibrated by percentiles."""
+    config = QuantizeConfig(algorithm="percentile", percentile=99.9)
+    images = torch.randint(0, 256, (2, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return quantize_model(drawn_student("ese_vovnet19b_slim", SIZE), config, [images]).model
+
+
+def test_a_family_that_joins_branches_is_exported_with_one_scale_each(joined, tmp_path):
+    shared, own = joined.architecture.quantized.shared, quantizers(joined)
+    concat = "backbone.model.stages.0.blocks.0.conv_concat.conv.input_quantizer"
+    group = {name for name, leader in shared.items() if leader == shared.get(concat)}
+    assert concat in group and len(group) >= 3
+    assert all(own[name].scale is own[shared[concat]].scale for name in group)
+    report = export_onnx(joined, tmp_path / "a.onnx", height=SIZE, width=SIZE)
+    assert report.quantized.lint.errors == []
+    # With a scale for each layer the linter reports the file.
+    apart = copy.deepcopy(joined)
+    for number, name in enumerate(group):
+        quantizer = apart.get_submodule(name)
+        scale = nn.Parameter(quantizer.scale.detach() * (1 + 0.1 * number))
+        del quantizer.__dict__["leader"]
+        quantizer.scale = scale
+    errors = export_onnx(apart, tmp_path / "b.onnx", height=SIZE, width=SIZE).quantized.lint.errors
+    assert errors and {finding.rule for finding in errors} == {"two-scales"}
+
+
+def test_a_shared_scale_is_calibrated_by_all_that_it_rounds():
+    torch.manual_seed(0)
+    model = Joins()
+    images = torch.randn(1, 4, 5, 5)
+    with torch.no_grad():
+        for name, leader in shared_scales(model, lambda: model(images)).items():
+            model.get_submodule(name).follow(model.get_submodule(leader))
+        calibrate(model, QuantizeConfig(), lambda: model(images))
+    own = quantizers(model)
+    # The last one that reads by this scale is `b`, of 2 x; the joined tensor has 3 x, too.
+    for name in "abcd":
+        torch.testing.assert_close(own[f"part.{name}.input_quantizer"].amax, 3 * images.abs().max().reshape(1))

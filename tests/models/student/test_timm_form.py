@@ -172,3 +172,15 @@ def test_a_student_with_a_sequence_is_refused():
     student = student_of("radio1d_vit_tiny_patch16", kwargs=kwargs, heads=())
     with pytest.raises(RadioplatError, match="timm.create_model cannot build this radio1d"):
         student.as_timm()
+
+
+def test_norms_inside_the_mlps_stay(image_batch, tmp_path):
+    torch.manual_seed(0)
+    student = Student(StudentArchitecture("c_radio_p1_vit_tiny_patch16_mlpnorm", {"depth": 2}, img_size=48)).eval()
+    model, images = student.as_timm(), image_batch()
+    tokens = student.backbone(normalised(student, images)).named["tokens"]
+    torch.testing.assert_close(model(normalised(student, images)), tokens[:, 0], rtol=1e-4, atol=1e-5)
+    path = tmp_path / "s.safetensors"
+    with pytest.raises(RadioplatError, match=r"another epsilon than timm's, 1e-05\. Use student\.as_timm\(\)"):
+        export_weights(student, ExportFormat.timm, path, height=48, width=48)
+    assert list(tmp_path.iterdir()) == []

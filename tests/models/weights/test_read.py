@@ -8,9 +8,11 @@ import pickle
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from radioplat.cli.main import main
 from radioplat.errors import WeightsError
 from radioplat.models.weights.read import fit, load_into, read_weights
 
@@ -91,6 +93,16 @@ def test_what_is_no_checkpoint_at_all(tmp_path):
     for suffix in ("safetensors", "pth"):
         (tmp_path / f"w.{suffix}").write_text("<html>404</html>" * 9)
         refused(tmp_path / f"w.{suffix}")
+
+
+@pytest.mark.parametrize("name", ["picture.jpg", "picture.png", "picture.safetensors"])
+def test_an_image_is_no_file_of_weights(name, tmp_path, capsys):
+    kind = {"jpg": "JPEG", "png": "PNG", "safetensors": "WEBP"}[name.partition(".")[2]]
+    Image.new("RGB", (40, 30), "teal").save(tmp_path / name, kind)
+    assert f"{name} is an image ({kind}), not a file of weights" in refused(tmp_path / name)
+    assert main(["weights", "inspect", str(tmp_path / name)]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is an image" in said and "Name a .safetensors" in said and "Traceback" not in said
 
 
 def test_a_pickled_class_is_refused_by_name(tmp_path):

@@ -32,6 +32,24 @@ def test_another_scheme_is_refused_with_those_that_are_known(field, folder):
     assert problems(field, folder) == [f"{folder} has an unknown URL scheme {hint}"]
 
 
+@pytest.mark.parametrize(
+    ("path", "is_repository"),
+    [
+        ("google/siglip2-base-patch16-224", True),
+        ("facebook/dinov3.1_vit", True),
+        ("weights/teacher.pth", False),
+        ("weights/teacher.safetensors", False),
+        ("/weights/teacher", False),
+        ("./weights/teacher", False),
+        ("teacher", False),
+    ],
+)
+def test_a_repository_of_the_hub_without_its_scheme_is_told_its_address(path, is_repository):
+    problem = paths.no_such_weights(path, "distill.teacher[0].pretrained_teacher_model_path")
+    assert (f"radioplat weights fetch hf://{path}" in problem.hint) == is_repository
+    assert is_repository or "hf://ORG/NAME" in problem.hint
+
+
 @FIELDS
 def test_a_new_scheme_stands_in_one_place(field, monkeypatch):
     monkeypatch.setattr(paths, "SCHEMES", (*paths.SCHEMES, "az://"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from radioplat.tasks.compress.derive import place, stage_spec
 from radioplat.tasks.compress.groups import Step
 from radioplat.tasks.compress.relax import milder_quantize
 from radioplat.tasks.compress.sensitivity import most_sensitive
-from radioplat.tasks.compress.show import tables_of
+from radioplat.tasks.compress.tables import tables_of
 from radioplat.tasks.evaluate.gate_metrics import gate_metric
 
 pytest.importorskip("transformers")
@@ -60,8 +61,25 @@ def spec(detector, tmp_path_factory):
     }
 
 
-def test_a_chain_measures_map_and_goes_on(spec, detector):
+def assert_lines_of_stages(printed):
+    """A line at the start and at the end of each stage on standard error, which is no terminal here."""
+    starts = [line for line in printed.err.splitlines() if re.match(r"0\d_", line)]
+    assert [re.sub(r"(after) \d+ s: .*", r"\1", line) for line in starts] == [
+        "00_start is measured on dataset.val_dataset",
+        "00_start is measured after",
+        "01_prune starts",
+        "01_prune is done after",
+        "01_prune is measured on dataset.val_dataset",
+        "01_prune is measured after",
+        "02_evaluate starts",
+        "02_evaluate is done after",
+    ]
+
+
+def test_a_chain_measures_map_and_goes_on(spec, detector, capsys):
     report = compress(spec)
+    assert_lines_of_stages(capsys.readouterr())
+    assert report.report == report.folder / "report.html" and "02_evaluate: By class" in report.report.read_text()
     start, pruned, judged = report.entries
     assert report.metric == "mAP" and all(set(entry.metrics) == {"mAP"} for entry in report.entries)
     assert start.outcome.params == sum(p.numel() for p in detector.student.backbone.parameters())
@@ -69,9 +87,10 @@ def test_a_chain_measures_map_and_goes_on(spec, detector):
     assert pruned.outcome.params < start.outcome.params and pruned.outcome.macs < start.outcome.macs
     assert judged.metrics["mAP"] == pruned.metrics["mAP"]
     assert [row["name"] for row in judged.outcome.facts["models"]] == ["00_start", "01_prune"]
-    assert [table.title for table in tables_of(report)] == [
+    assert [table.title for table in tables_of(report.entries, report.metric)] == [
         "Compression",
         "02_evaluate: Detectors side by side",
+        "02_evaluate: Difference from 00_start in percentage points",
         "02_evaluate: By class",
     ]
     lines: list[str] = []
@@ -80,7 +99,9 @@ def test_a_chain_measures_map_and_goes_on(spec, detector):
         f"{name} is done already" for name in ("00_start", "01_prune", "02_evaluate")
     ]
     assert [e.outcome for e in again.entries[:2]] == [e.outcome for e in report.entries[:2]]
-    assert [t.rows for t in tables_of(again)] == [t.rows for t in tables_of(report)]
+    assert [t.rows for t in tables_of(again.entries, again.metric)] == [
+        t.rows for t in tables_of(report.entries, report.metric)
+    ]
 
 
 def test_a_gate_on_what_a_detector_has_not(spec):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from crowded_cells import crowded_cells
 from drawn_detector import SIZE, drawn_detector
 
 from benchmarks.composites import CLASSES, write_set
@@ -106,7 +107,9 @@ def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
     page = found.report.read_text()
     assert "Detectors side by side" in page and "data:image/png" in page and "horse" in page
     show(found)
-    assert "spurious" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "spurious" in printed and "Difference from torch in percentage points" in printed
+    assert crowded_cells(page) == crowded_cells(printed) == []
     # The pictures show the boxes.
     first, other = torch_.result, damaged.result
     same, differing = (

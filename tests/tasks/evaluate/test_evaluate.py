@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import skimage.data
 import torch
 import torch.nn.functional as F
+from crowded_cells import crowded_cells
 from PIL import Image
 
 from radioplat.data.index.build import build_index
@@ -25,6 +27,7 @@ from radioplat.models.student.checkpoint import save_student
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.loading.load import load_spec
 from radioplat.tasks.evaluate.evaluate import evaluate
+from radioplat.tasks.evaluate.show import show
 from radioplat.tasks.plan.plan import plan
 from radioplat.tracking.status import read_status
 
@@ -193,7 +196,8 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
         "Correspondence under known homographies",
     ):
         assert title in page, title
-    # Neighbours; all models; the student at each size; the teacher beside those; what decoders say of pixels, and of
+    assert crowded_cells(page) == []
+    # All models; the student at each size; the teacher beside those; neighbours; what decoders say of pixels, and of
     # change.
     assert page.count("data:image/png") == 6
     results = json.loads((everything.folder / "results.json").read_text())
@@ -210,6 +214,13 @@ def test_all_of_it_is_in_the_report_in_results_and_in_the_diary(everything):
         "fidelity/student at 96/clip/spatial",
     ):
         assert name in kpi, name
+
+
+def test_the_terminal_shows_one_number_a_cell(everything, capsys):
+    show(everything)
+    printed = capsys.readouterr().out
+    assert "centered cosine" in printed and crowded_cells(printed) == []
+    assert crowded_cells("│ a │ 0.239 (0.371, 0.179) │ 1.000/0.9 │ fp32 │") == [" 0.239 (0.371, 0.179) ", " 1.000/0.9 "]
 
 
 def test_metrics_do_not_disturb_each_other(everything, base, tmp_path):
@@ -236,13 +247,14 @@ def test_knn_at_a_resolution_is_that_of_an_evaluation_there(everything, base, tm
     assert one["summary"].centered == pytest.approx(other["summary"].centered, abs=1e-6)
 
 
-def test_a_size_whose_map_is_too_coarse_to_draw_is_left_out_of_the_pictures(base, tmp_path):
-    coarse = copy.deepcopy(base) | {"results_dir": str(tmp_path)}
-    coarse["dataset"]["val_img_size"] = 48  # of the student: 3 x 3 positions
-    coarse["evaluate"] = {"checkpoint": base["evaluate"]["checkpoint"], "resolutions": [64, 96], "cka_rows": 0}
-    page = evaluate(coarse).report.read_text(encoding="utf-8")
-    # Neighbours; the teacher; the student at the other two sizes; the teacher beside these.
-    assert page.count("data:image/png") == 4 and "student (3 x 3), untrained student (3 x 3)" in page
+def test_pictures_of_every_model_and_size_have_enough_positions(everything):
+    maps = everything.findings.sample.maps
+    students = {"student", "student at 32", "student at 96", "untrained student"}
+    assert set(maps) == students | {f"{name}/clip" for name in students} | {"clip"}
+    assert {name: m.shape[:3] for name, m in maps.items() if min(m.shape[1:3]) < 14 or len(m) != 4} == {}
+    page = everything.report.read_text(encoding="utf-8")
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert captions[0].startswith("Equal colours are equal features") and captions[3].startswith("Held-out images")
 
 
 def test_images_that_are_cut_off_after_the_last_batch_cost_a_picture_and_no_figure(everything, base, tmp_path):
@@ -258,6 +270,21 @@ def test_images_that_are_cut_off_after_the_last_batch_cost_a_picture_and_no_figu
     found = evaluate(cut, progress=cut_off)
     assert found.knn == {name: everything.knn[name] for name in MODELS}
     assert [line for line in found.notes() if line.startswith("nearest training images: not drawn")], found.notes()
+
+
+def test_held_out_images_that_are_cut_off_after_the_last_batch_cost_a_picture_and_no_figure(everything, base, tmp_path):
+    cut = copy.deepcopy(base) | {"results_dir": str(tmp_path / "results")}
+    shutil.copytree(base["dataset"]["val_dataset"]["images_dir"], tmp_path / "val")
+    cut["dataset"]["val_dataset"]["images_dir"] = str(tmp_path / "val")
+    cut["evaluate"] = {"checkpoint": base["evaluate"]["checkpoint"], "batch_size": 7, "cka_rows": 0}
+
+    def cut_off(done: int, total: int) -> None:
+        for file in (tmp_path / "val").rglob("*.png") if done == total else ():
+            os.truncate(file, 0)
+
+    found = evaluate(cut, progress=cut_off)
+    assert found.knn == {name: everything.knn[name] for name in MODELS}
+    assert [line for line in found.notes() if line.startswith("maps of features: not drawn")], found.notes()
 
 
 def changed(base: dict, tmp_path: Path, changes: dict) -> dict:

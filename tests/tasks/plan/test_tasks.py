@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from radioplat.tasks.export.export import export
 from radioplat.tasks.inference.inference import inference
 from radioplat.tasks.low_rank.low_rank import low_rank
 from radioplat.tasks.plan.plan import TASKS, plan
+from radioplat.tasks.plan.show import show
 from radioplat.tasks.prune.prune import prune
 from radioplat.tasks.quantize.quantize import quantize
 from radioplat.tasks.quantize.sensitivity import sensitivity
@@ -92,6 +94,15 @@ def test_a_task_that_can_start(task, home, tmp_path):
     assert [str(problem) for problem in found.problems] == []
     assert "free" in found.facts["disk"] and len(found.facts) > 1
     assert {path.name for path in results.glob("*")} <= {"index"}, "nothing is started"
+
+
+def test_metrics_that_were_not_requested_are_one_line(home, tmp_path, capsys):
+    show(plan(spec_of(home, tmp_path), task="evaluate"))
+    shown = capsys.readouterr().out
+    assert shown.count("not asked for") == 1
+    (listed,) = re.findall(r"^metrics: .*not asked for: (.*)$", shown, re.MULTILINE)
+    names = re.findall(r"([\w -]+) \(evaluate\.", listed)
+    assert len(names) == len(set(names)) and {"linear probe", "segmentation"} <= {name.strip() for name in names}
 
 
 BROKEN = [

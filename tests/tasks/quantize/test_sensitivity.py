@@ -48,19 +48,35 @@ def test_each_change_is_that_of_a_student_with_this_layer_alone_quantized(home, 
     changes = result["changes"]
     assert len(changes) == 9 and result["images"] == 8
     assert all(layer["w4a8"] > layer["int8"] > 0 for layer in changes.values())
+    # A convolution has no blocks.
+    assert [layer for layer, row in changes.items() if "w4a16" not in row] == ["backbone.model.patch_embed.proj"]
+    assert all(row.get("w4a16", 1) > 0 for row in changes.values()) and not result["missing"]
     first = max(changes, key=lambda layer: changes[layer]["int8"])
     assert f"quantize.skip_names=[{first.removeprefix('backbone.model.')}]" in lines
     assert "all layers in fp8: mean cosine" in lines
     spec = load_spec(str(home / "spec.yaml"))
     images = torch.cat(calibration_images(spec, SIZE))
     student = load_student(home / "student").eval()
-    for layer in (first, ONE):
-        config = QuantizeConfig(skip_names=[name for name in changes if name != layer])
+    in_blocks = {"default_layer_dtype": "int4", "default_activation_dtype": "native"}
+    for layer, format, options in ((first, "int8", {}), (ONE, "int8", {}), (ONE, "w4a16", in_blocks)):
+        config = QuantizeConfig(skip_names=[name for name in changes if name != layer], **options)
         alone = quantize_model(student, config, [images]).model
         with torch.no_grad():
             pairs = list(zip(alone.feature_probe(images), student.feature_probe(images), strict=True))
         wanted = sum(float((a - b).square().sum() / b.square().sum()) for (_, a), (_, b) in pairs)
-        assert changes[layer]["int8"] == pytest.approx(wanted, rel=1e-3)
+        assert changes[layer][format] == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_network_of_convolutions_has_no_blocks_and_the_other_formats(home, capsys):
+    student = Student(StudentArchitecture("test_resnet", img_size=SIZE)).eval()
+    save_model(student, home / "cnn")
+    changes = [f"quantize.checkpoint={home}/cnn", f"results_dir={home}/of_cnn"]
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), *changes]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "no layer in w4a16: nothing is left to quantize (a convolution: engines have 4-bit weights" in lines
+    result = json.loads((home / "of_cnn/sensitivity/sensitivity.json").read_text())
+    assert all(row.keys() == {"int8", "fp8", "w4a8"} for row in result["changes"].values())
+    assert result["missing"].keys() == {"w4a16"}
 
 
 def test_wrong_fields_are_named(home, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def student(tmp_path) -> Student:
     (checkpoint / "optimizer.safetensors").write_bytes(b"large")
     (checkpoint.parent / "model_latest").symlink_to("model_epoch_001")
     order = {"order_hash": "ab" * 32, "order_fields": {"index_rows": "cd" * 32}}
-    (checkpoint / "state.json").write_text(json.dumps({"global_step": 1000, "samples_consumed": 32000, **order}))
+    (checkpoint / "state.json").write_text(
+        json.dumps({"schema": 1, "global_step": 1000, "samples_consumed": 32000, **order})
+    )
     (weights := tmp_path / "private" / "siglip.safetensors").parent.mkdir()
     weights.write_bytes(b"w")
     teacher = {
@@ -43,6 +46,11 @@ def student(tmp_path) -> Student:
     }
     spec = load_spec({"distill": {"teacher": [teacher]}, "dataset": {"train_dataset": {"images_dir": "/a/photos"}}})
     (checkpoint.parent / "experiment.yaml").write_text(to_yaml(spec))
+    where = "distill.teacher[0].pretrained_teacher_model_path"
+    files = {"siglip.safetensors": {"bytes": 1, "mtime_ns": 1, "sha256": hashlib.sha256(b"w").hexdigest()}}
+    recorded = {"where": where, "teacher": "siglip", "path": str(weights), "address": "", "from_step": 0}
+    record = {"schema": 1, "sources": [recorded | {"files": files, "problem": ""}]}
+    (checkpoint.parent / "sources.json").write_text(json.dumps(record))
     (folder := tmp_path / "results" / "evaluate").mkdir()
     fidelity = {"student": {"siglip": {"summary": {"centered": 0.6541}}}}
     measured = {"checkpoint": "model_epoch_001", "knn": {"student": {"top1": 0.7123}}, "fidelity": fidelity}
@@ -74,6 +82,11 @@ def test_the_card_says_how_it_was_made(hub: Hub, run, student, tmp_path):
     assert "1,000 steps, 32,000 samples" in text and "cdcdcdcdcdcd; of their order: abababababab" in text
     assert "| kNN top-1, student | 0.712 |" in text and "| fidelity to siglip, summary | 0.654 |" in text
     assert "- data: 1 source(s)" in text and "photos" not in card and str(tmp_path) not in card
+    # A run of an earlier version recorded no hashes, and the file that is there now may be another.
+    (tmp_path / "results/distill/sources.json").unlink()
+    run("push", "results", "hf://me/student", HF_TOKEN=hub.token)
+    card = hub.repositories["me/student"][-1]["README.md"].decode()
+    assert "| siglip.safetensors, sha256 not recorded by the version that wrote it |" in card and digest not in card
     # A checkpoint alone has no run: no teachers, no data. An evaluation of another checkpoint is not shown.
     run("push", "results/distill/model_epoch_001", "hf://me/other", HF_TOKEN=hub.token)
     (tmp_path / "results/evaluate/results.json").write_text('{"checkpoint": "model_epoch_002", "knn": {}}')

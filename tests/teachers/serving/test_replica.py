@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,17 @@ def test_answers_are_those_of_the_teacher_alone_and_are_counted(replica):
         assert answer.seconds > 0
     health = served.health()
     assert (health.forwards, health.busy_s, health.waiting) == (6, 0.0, 0)
+
+
+def test_a_named_pool_computes_equal_requests_once(timm_teacher, replica):
+    _, teacher = replica()
+    named = dataclasses.replace(teacher, service=dataclasses.replace(teacher.service, pool="shared"))
+    served = Replica(named, "cpu")
+    first, again, other = (served.forward(images(seed), GRID, WANTED) for seed in (1, 1, 2))
+    assert np.array_equal(first.spatial, again.spatial) and not np.array_equal(first.spatial, other.spatial)
+    assert first.seconds > 0 and again.seconds == 0.0
+    served.forward(images(1), GRID, frozenset({"summary"}))
+    assert served.health().forwards == 3
 
 
 def test_it_computes_fp32_as_the_run_s_workers_do(replica):

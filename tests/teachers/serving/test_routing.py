@@ -40,6 +40,15 @@ def test_the_least_busy_is_asked_whoever_is_next():
     assert [teacher.choose()._actor_id for _ in range(4)] == [2, 2, 2, 2]
 
 
+def test_a_request_of_several_runs_goes_to_one_replica():
+    runs = [pool(4), pool(4)]
+    runs[1]._replicas.reverse()
+    for number in range(20):
+        key = bytes([number] * 16)
+        assert len({run.choose(key)._actor_id for run in runs for _ in range(2)}) == 1
+    assert {runs[0].choose(bytes([0] * 7 + [i] + [0] * 8))._actor_id for i in range(4)} == {0, 1, 2, 3}
+
+
 def test_runs_that_share_a_pool_do_not_begin_alike():
     assert len({pool(4).turn for _ in range(16)}) > 8
 

@@ -12,7 +12,7 @@ from forked import Forked, run_code
 from radioplat.errors import TeacherOutOfMemory
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.teachers.serving.client import Held
-from radioplat.teachers.serving.remote_teacher import RemoteTeacher
+from radioplat.teachers.serving.remote_teacher import RemoteTeacher, SharedView
 
 # Inline and in a replica. From limit() on the process may allocate 64 MiB more than it has then.
 LIMITED = """
@@ -92,7 +92,7 @@ def test_a_worker_gets_the_replicas_error_without_rays_traceback(monkeypatch):
         raise by_ray
 
     monkeypatch.setattr(ray, "get", get)
-    answer = client.submit(None, 0)
+    answer = client.submit(SharedView(None, None), 0)
     assert client._open == {7: 1}
     with pytest.raises(TeacherOutOfMemory) as caught:
         answer()

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radioplat.tracking.attempts.attempts import NAME as ATTEMPTS
-from radioplat.tracking.attempts.goodput import FILE, Goodput, compact, count, goodput, price_of, read_accounts
+from radioplat.tracking.attempts.goodput import (
+    FILE,
+    Goodput,
+    compact,
+    count,
+    goodput,
+    held_by_replicas,
+    price_of,
+    read_accounts,
+)
 from radioplat.tracking.attempts.logs import attempt_folder, write_last_words
 from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
@@ -177,6 +186,9 @@ def test_the_price_is_what_was_held():
     assert price_of(found, costs, prices, shared=["a"]) == pytest.approx((104 + 5) * 3.6 / 3600)
     assert price_of(found, costs, prices, inline=["a"]) == pytest.approx(104 * 3.6 / 3600)
     assert price_of(found, costs, Prices(2.0, None)) is None
+    assert [held.cpu_seconds for held in held_by_replicas(costs)] == [40 * 0.5]
+    assert [held.cpu_seconds for held in held_by_replicas(costs, shared=["a"])] == [5]
+    assert list(held_by_replicas(costs, inline=["a"])) == list(held_by_replicas(None)) == []
 
 
 def test_tables_and_the_file(tmp_path):

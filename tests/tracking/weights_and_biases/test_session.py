@@ -124,6 +124,14 @@ def test_artifacts_show_what_was_made_of_what(tmp_path, how):
     assert third[4]["made_of"] == [str(student)]
 
 
+def test_a_folder_that_is_logged_prints_nothing(tmp_path, capfd):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "student.safetensors").write_bytes(b"weights")
+    with WandbRun(WandbConfig(enable=True, mode="offline"), tmp_path) as run:
+        run.made(Product(tmp_path / "model", "checkpoint"))
+    assert len(artifacts(*run_files(tmp_path))) == 1 and capfd.readouterr() == ("", "")
+
+
 def test_artifacts_may_be_left_out(tmp_path):
     (tmp_path / "student.onnx").write_bytes(b"graph")
     with WandbRun(WandbConfig(enable=True, mode="offline", artifacts=WandbArtifacts.none), tmp_path) as run:

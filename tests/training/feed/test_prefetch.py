@@ -92,6 +92,7 @@ class Feed:
             infos={n: SimpleNamespace(summary_dim=WIDTH, spatial_dim=WIDTH, logits_dim=0, named={}) for n in "ab"},
             grids={"a": (1, 1), "b": (1, 1)},
         )
+        self.run.students = (self.run,)
         stream = map(batch_of, numbers) if batches is None else batches
         self.feeder = Feeder(stream, self.clients, TEACHERS, 4, partitions)
         self.ahead = Prefetch(self.feeder, self.run, CPU, on_cluster=not inline, depth=depth)

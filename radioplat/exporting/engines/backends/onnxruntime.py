@@ -26,6 +26,7 @@ from radioplat.exporting.engines.interface import (
 )
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.onnx.precision import FLOAT_CODES
+from radioplat.exporting.qdq.int8_overflow import overflow_warning
 
 UNSUPPORTED = NOT_FOR_CPUS
 # Operations of an optimized graph that multiply, with their data type; None: the type of their weights.
@@ -62,7 +63,10 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         optimized = Path(scratch) / "optimized.onnx"
         open_session(file.path, level, save_to=optimized, verbose=request.verbose)
         data = optimized.read_bytes()
-    kernels, notes = _kernels(onnx.load_from_string(data)), []
+    notes = []
+    kernels = _kernels(graph := onnx.load_from_string(data))
+    if any(kernel.data_type == "int8" for kernel in kernels or ()) and (warning := overflow_warning(graph)):
+        notes.append(warning)
     if "fp16" in data_types and not any(kernel.data_type == "fp16" for kernel in kernels or ()):
         notes.append("onnxruntime has no fp16 kernels for this CPU and computes in fp32")
     return BuiltEngine(

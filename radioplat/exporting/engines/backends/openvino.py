@@ -6,12 +6,17 @@ when the file is opened.
 
 from __future__ import annotations
 
+import statistics
 import struct
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from radioplat.common.cpu_threads import cpu_name
+import numpy as np
+import onnx
+
+from radioplat.common.cpu_threads import UNITS, cpu_name, has_int8_units
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.signal_stack import kept_signal_stack
 from radioplat.exporting.engines.interface import (
@@ -24,6 +29,8 @@ from radioplat.exporting.engines.interface import (
     resolve_shape,
 )
 from radioplat.exporting.engines.onnx_input import OnnxInput
+from radioplat.exporting.qdq.int8_overflow import without_overflow
+from radioplat.exporting.qdq.unsigned import make_unsigned
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
 UNSUPPORTED = NOT_FOR_CPUS
@@ -34,6 +41,8 @@ _FACTS = ("layerType", "runtimePrecision", "outputPrecisions", "originalLayersNa
 _PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "MatMul")
 _NO_WORK = ("Const", "Input", "Output")
 _ATTENTION = ("ScaledDotProductAttention", "MHA")
+_ROUNDS, _CALLS = 12, 5  # of measuring each float type
+_WORTH = 0.97  # a type must gain 3 % to take the place of fp32
 _LENGTH = struct.Struct("<Q")
 
 
@@ -49,10 +58,24 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         raise EngineError("OpenVINO has no FP8 kernels for CPUs", where=f"{SECTION}.tensorrt.data_type", hint=hint)
     openvino = load_openvino()
     shape, batch = resolve_shape(file.image_shape, request)
-    precision = precision_hint(data_types)
+    notes = [
+        f"it computes in fp32: this CPU does not compute in {name} itself"
+        for name in data_types
+        if name in ("fp16", "bf16") and name not in native_floats(openvino)
+    ]
     try:
         model = openvino.Core().read_model(str(file.path))
+        if "int8" in data_types:
+            changed = onnx.load(str(file.path))
+            notes += _for_this_cpu(changed)
+            model = openvino.Core().read_model(changed.SerializeToString(), b"")
         images = openvino.Dimension(batch[0], batch[2]) if batch[0] != batch[2] else batch[0]
+        precision, rest = precision_hint(data_types), None
+        if set(data_types) & set(ACTIVATIONS):
+            precision, milliseconds = fastest_rest(openvino, model.clone(), [batch[1], *shape])
+            rest = {"precision": precision, "cpu": cpu_name(UNITS), "milliseconds": milliseconds}
+            times = ", ".join(f"{name} {value:.3g} ms" for name, value in milliseconds.items())
+            notes.append(f"what is not quantized is computed in {precision} on this CPU, which is fastest ({times})")
         model.reshape(openvino.PartialShape([images, *shape]))
         facts = layer_facts(compile_model(openvino, model, precision))
         with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
@@ -72,8 +95,22 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         kernels=_kernels(facts),
         layers=sum(row["layerType"] not in _NO_WORK for row in facts.values()),
         requantizing=_requantizing(facts),
-        notes=[f"what is not quantized is computed in {precision}"],
+        rest=rest,
+        notes=notes,
     )
+
+
+def _for_this_cpu(model: onnx.ModelProto) -> list[str]:
+    """Change the integers of a file with INT8, in place; return a note on each change."""
+    notes = []
+    if count := make_unsigned(model):
+        notes.append(f"{count} activations that are never negative are 0 to 255 instead of 0 to 127, in finer steps")
+    if not has_int8_units() and (layers := without_overflow(model)):
+        notes.append(
+            f"weights of {layers} layers have 7 bits: this CPU has no AVX512-VNNI, AVX-VNNI or AMX, and its INT8 "
+            "products of 8 bits overflow; build the engine again on a CPU that has, for 8"
+        )
+    return notes
 
 
 def load_openvino() -> Any:  # noqa: ANN401
@@ -90,15 +127,58 @@ def load_openvino() -> Any:  # noqa: ANN401
     return openvino
 
 
-def precision_hint(data_types: list[str]) -> str:
+def precision_hint(data_types: list[str], rest: dict[str, Any] | None = None) -> str:
     """Return the float type to compute in; without a hint OpenVINO takes bf16 where the CPU has AMX.
 
-    Beside INT8 it is bf16 with AMX, else fp32: without AMX a ViT-Tiny takes 1.6 to 1.7 times as long in
-    fp16 or bf16 (``benchmarks.engines``).
+    Args:
+        data_types: of the file.
+        rest: what :func:`build` measured for a quantized file, from its record; of use on the same kind of CPU alone.
+            On another one it is bf16 with AMX, else fp32.
     """
     if set(data_types) & set(ACTIVATIONS):
-        return "bf16" if "amx_bf16" in cpu_name(["amx_bf16"]) else "fp32"
+        name = cpu_name(UNITS)
+        if rest is not None and rest["cpu"] == name:
+            return str(rest["precision"])
+        return "bf16" if "amx_bf16" in name else "fp32"
     return next((name for name in ("bf16", "fp16") if name in data_types), "fp32")
+
+
+def native_floats(openvino: Any) -> list[str]:  # noqa: ANN401
+    """Return the float types that this CPU multiplies itself; OpenVINO computes the others in fp32."""
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return [name for name in _HINTS if name == "fp32" or name.upper() in able]
+
+
+def fastest_rest(openvino: Any, model: Any, shape: list[int]) -> tuple[str, dict[str, float]]:  # noqa: ANN401
+    """Return the float type in which what is not quantized takes the least time, and the milliseconds in each.
+
+    CPUs differ: without AMX a ViT-Tiny in INT8 takes 1.6 to 1.7 times as long with the rest in bf16 on a Xeon, and less
+    than with the rest in fp32 on an EPYC, though both multiply bf16 (``benchmarks.engines``).
+
+    Args:
+        shape: ``[B, C, H, W]`` to measure with; the model gets it.
+    """
+    model.reshape(shape)
+    images = np.random.default_rng(0).random(shape, dtype=np.float32)
+    requests = {name: compile_model(openvino, model, name).create_infer_request() for name in native_floats(openvino)}
+    rounds: dict[str, list[float]] = {name: [] for name in requests}
+    for _ in range(_ROUNDS if len(requests) > 1 else 0):
+        for name, request in requests.items():
+            rounds[name].append(_milliseconds(request, images))
+    # The least round: other programs on the machine make some rounds longer, for one type or the other.
+    times = {name: min(values) for name, values in rounds.items() if values}
+    best = min(times, key=lambda name: times[name], default="fp32")
+    return (best if best == "fp32" or times[best] < _WORTH * times["fp32"] else "fp32"), times
+
+
+def _milliseconds(request: Any, images: np.ndarray) -> float:  # noqa: ANN401
+    """Return the median of some calls, after one that does not count."""
+    times = []
+    for _ in range(_CALLS + 1):
+        start = time.perf_counter()
+        request.infer([images], share_inputs=True, share_outputs=True)
+        times.append(1000 * (time.perf_counter() - start))
+    return statistics.median(times[1:])
 
 
 def compile_model(openvino: Any, model: Any, precision: str, timed: bool = False) -> Any:  # noqa: ANN401

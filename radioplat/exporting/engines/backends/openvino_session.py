@@ -37,7 +37,9 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
         return requests[size]
 
     request_for(record["batch"][1])
-    outputs = [output.get_any_name() for output in compiled[record["batch"][1]].outputs]
+    # An output may have several names: that of the file, and those of tensors that OpenVINO merged with it.
+    names = [output.get_names() for output in compiled[record["batch"][1]].outputs]
+    outputs = [next((name for name in record["outputs"] if name in each), min(each)) for each in names]
 
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
         try:
@@ -86,7 +88,7 @@ def _compiled(path: Path, record: dict[str, Any], size: int, timed: bool = False
         graph, weights = unpacked(path.read_bytes())
         model = openvino.Core().read_model(model=graph, weights=weights)
         model.reshape([size, *record["input_shape"]])
-        return compile_model(openvino, model, precision_hint(record["types"]), timed)
+        return compile_model(openvino, model, precision_hint(record["types"], record.get("rest")), timed)
     except Exception as error:  # its errors have no common base class
         raise EngineError(f"OpenVINO cannot open it: {_line(error)}", where=str(path)) from error
 

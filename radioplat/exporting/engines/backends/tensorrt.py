@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from radioplat.common.atomic_files import written_aside
+from radioplat.common.imports import INSTALL_TENSORRT
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog
 from radioplat.exporting.engines.backends.calibration import is_calibrated, set_ranges
@@ -24,16 +25,19 @@ from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.engines.targets import WHERE, requirement, unsupported_type
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES
 
-_INSTALL = "Install one: pip install tensorrt (NVIDIA's index), or use gen_trt_engine.backend=tensorrt_rtx."
-
 
 def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> BuiltEngine:
     """Build for GPU ``request.gpu_id``.
 
     Raises:
-        EngineError: no TensorRT, no GPU, a GPU without the data type, or TensorRT's reason.
+        EngineError: a file with Q/DQ for the DLA, no TensorRT, no GPU, a GPU without the data type, or TensorRT's
+            reason.
     """
-    trt = load_tensorrt(TENSORRT, _INSTALL)
+    if request.config.dla_core is not None and file.formats:
+        hint = "Export the float student with export.force_ptq, and give the ranges: docs/how_to/jetson.md."
+        where = f"{SECTION}.tensorrt.dla_core"
+        raise EngineError(f"the DLA reads no Q/DQ, and {file.path.name} has them", where=where, hint=hint)
+    trt = load_tensorrt(TENSORRT, INSTALL_TENSORRT["tensorrt"])
     target = _gpu(request, data_types)
     log = EngineLog(echo=request.verbose)
     calibrated = is_calibrated(request.config.calibration)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from radioplat.common.imports import INSTALL_TENSORRT, TENSORRT
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog, readable
 from radioplat.exporting.engines.backends.network import make_logger
 from radioplat.exporting.engines.engine_runner import Run
 from radioplat.exporting.engines.interface import LayerTime
-from radioplat.exporting.engines.library import RTX, TENSORRT, cuda_driver, load_tensorrt
+from radioplat.exporting.engines.library import cuda_driver, load_tensorrt
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 
 
@@ -79,7 +80,8 @@ def _open(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[ModuleType, 
     """Return the library, the runtime that must stay alive with the engine, and the engine."""
     import torch
 
-    trt = load_tensorrt(RTX if record["library"] == "tensorrt_rtx" else TENSORRT)
+    library = record["library"]
+    trt = load_tensorrt(TENSORRT[library], INSTALL_TENSORRT[library], str(path))
     if torch.cuda.is_available():
         if not 0 <= gpu_id < torch.cuda.device_count():
             raise EngineError(f"there is no GPU {gpu_id}", where="gen_trt_engine.gpu_id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from radioplat.common.imports import missing_extra
+from radioplat.common.imports import TENSORRT, missing_extra, missing_tensorrt
 from radioplat.errors import Problem
 from radioplat.spec.checks.unused_fields import unused_fields
 from radioplat.spec.resolved.number_formats import FLOATS, QUANTIZED
@@ -16,10 +16,17 @@ _SECTION = "gen_trt_engine.tensorrt"
 
 def engine_packages(spec: Spec) -> Iterator[Problem]:
     """Yield a problem for a package that ``gen_trt_engine`` needs and that is not installed."""
+    yield from missing_extra("onnx", "an engine, which is built from an ONNX file,", "gen_trt_engine.backend")
+    yield from backend_packages(spec)
+
+
+def backend_packages(spec: Spec) -> Iterator[Problem]:
+    """Yield a problem for the library of ``gen_trt_engine.backend`` if it is not installed."""
     backend, where = spec.gen_trt_engine.backend, "gen_trt_engine.backend"
-    yield from missing_extra("onnx", "an engine, which is built from an ONNX file,", where)
     if backend is EngineBackend.openvino:
         yield from missing_extra("openvino", "backend openvino", where)
+    elif backend.value in TENSORRT:
+        yield from missing_tensorrt(backend.value, where)
 
 
 def engine_problems(config: TensorRTConfig) -> Iterator[Problem]:

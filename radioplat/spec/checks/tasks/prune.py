@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from radioplat.common.imports import missing_extra
 from radioplat.errors import Problem
+from radioplat.spec.checks.tasks.engine import backend_packages
 from radioplat.spec.checks.tasks.retrain import retrain_problems
 from radioplat.spec.checks.tasks.training_task import training_task
 from radioplat.spec.checks.unused_fields import unused_fields
@@ -36,6 +37,13 @@ def prune_problems(spec: Spec) -> Iterator[Problem]:
         yield Problem("a budget is reached by removing channels", "prune.budget", "Name prune.parts, or leave it out.")
     if config.budget.latency is not None:
         yield from missing_extra("onnx", "a latency, which is that of an engine,", "prune.budget.latency")
+        yield from backend_packages(spec)
+    if config.reconstruction_images and not config.cut and not config.blocks:
+        message = "neither channels nor blocks are removed, so there is nothing to fit again"
+        yield Problem(message, "prune.reconstruction_images", "Leave it out.")
+    if config.reconstruction_images and PrunePart.width in config.cut:
+        message = "blocks of another width cannot give what they gave before"
+        yield Problem(message, "prune.reconstruction_images", "Leave it out, or leave width out of prune.parts.")
     yield from _sparsity(config.sparsity)
     yield from _rounds(config)
     yield from retrain_problems(spec, config.retrain, "prune.retrain")

@@ -16,6 +16,9 @@ def detector_prune_problems(config: PruneConfig) -> Iterator[Problem]:
     if config.blocks:
         message = "blocks of a detector's backbone cannot be removed"
         yield Problem(message, "prune.blocks", "Leave it out, and prune channels.")
+    if config.reconstruction_images:
+        message = "the blocks of a detector's backbone cannot be fitted again"
+        yield Problem(message, "prune.reconstruction_images", "Leave it out.")
     if config.sparsity.type is not None:
         message = "only channels of a detector can be pruned, not single weights"
         yield Problem(message, "prune.sparsity.type", "Leave it out.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from radioplat.common.imports import missing_extra
+from radioplat.common.imports import missing_core, missing_extra
 from radioplat.errors import Problem
 from radioplat.spec.checks.tasks.evaluate import evaluation_problems
 from radioplat.spec.checks.tasks.export import chained_export_problems
@@ -14,6 +14,7 @@ from radioplat.spec.checks.tasks.training_task import Check, training_task
 from radioplat.spec.checks.teaching.losses import loss_problems
 from radioplat.spec.checks.teaching.scheme import scheme_problems
 from radioplat.spec.checks.teaching.stages import held_out_view_problems, mosaic_problems, stage_problems
+from radioplat.spec.checks.teaching.students import students_problems
 from radioplat.spec.checks.teaching.target_norm import target_norm_problems
 from radioplat.spec.checks.teaching.upsampling import upsampled_teachers, upsampler_training
 from radioplat.spec.checks.training.checkpoints import checkpoint_problems
@@ -37,7 +38,7 @@ from radioplat.spec.resolved.teacher import resolve_teachers, teacher_names
 from radioplat.spec.schema.cluster import AUTO, Placement, TeacherServiceConfig
 from radioplat.spec.schema.distill import Source
 from radioplat.spec.schema.root import Spec
-from radioplat.spec.schema.train import Tracker
+from radioplat.spec.schema.train import EngineName, Tracker
 
 _CHAIN = ("evaluate", "export", "gen_trt_engine")
 
@@ -46,6 +47,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
     """Return the problems of ``spec`` for ``task`` (``distill``, ``train`` or ``train_upsampler``)."""
     return [
         *paths_in_copy(spec),
+        *students_problems(spec),
         *unfetched_weights(spec),
         *_sizes(spec),
         *_augmentation(spec),
@@ -59,6 +61,7 @@ def check(spec: Spec, task: str = "distill") -> list[Problem]:
         *student_structure(spec),
         *_unavailable(spec),
         *_wandb(spec),
+        *_packages(spec),
         *held_out_view_problems(spec),
         *_views_per_step(spec),
         *_keep_best(spec),
@@ -285,6 +288,12 @@ def _wandb(spec: Spec) -> Iterator[Problem]:
         yield Problem("the run writes no event files", "wandb.sync_tensorboard", hint)
     if config.mode is not None and config.mode not in modes:
         yield Problem(f"must be one of {', '.join(modes)}, not {config.mode!r}", "wandb.mode")
+
+
+def _packages(spec: Spec) -> Iterator[Problem]:
+    """Check that a package is installed which only workers import."""
+    if spec.train.engine is EngineName.deepspeed:
+        yield from missing_core("deepspeed", "engine deepspeed", "train.engine")
 
 
 _OF_COMMAND: dict[str, Check] = {

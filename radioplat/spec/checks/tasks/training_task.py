@@ -99,6 +99,13 @@ def command_of(spec: Spec) -> str:
     return command_with(bool(spec.distill.teacher))
 
 
+def described_command(spec: Spec) -> str:
+    """Return the command that a spec describes: ``train`` if it has labels and no teachers, else ``distill``."""
+    if not spec.distill.teacher and not training_task(spec).has_labels(spec):
+        return command_with(teachers=True)  # reports the missing teachers
+    return command_of(spec)
+
+
 def command_with(teachers: bool) -> str:
     """Return the command that trains with teachers, or without."""
     return next(command for command in COMMANDS if _TAUGHT[command] == teachers)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 
-from radioplat.training.targets.ridge import STRENGTHS, Sums, fit_ridge
+from radioplat.models.ridge import STRENGTHS, Sums, fit_ridge
 
 
 def rows(count: int, seed: int = 0, inputs: int = 12, targets: int = 5, noise: float = 0.5):

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from radioplat import __version__
-from radioplat.common.hashing import file_hash
+from radioplat.models.detectors.checkpoint import DETECTOR
 from radioplat.models.student.architecture import StudentArchitecture
-from radioplat.spec.resolved.teacher import frozen_teachers
-from radioplat.spec.schema.root import Spec
-from radioplat.tasks.teachers.known import describe
+from radioplat.models.student.checkpoint import STUDENT
+from radioplat.models.weights.model_format import EMA_FILE
+from radioplat.tasks.lineage.node import NOT_RECORDED, Kind, Node
+from radioplat.tasks.lineage.trace import runs_of
 
 _TAGS = ("radioplat", "feature-extraction", "knowledge-distillation", "vision")
+_STUDENTS = (*STUDENT.file_names, *DETECTOR.file_names, EMA_FILE)
 _SHOWN = 12  # digits of a hash
 
 
@@ -25,16 +27,14 @@ class CardInputs:
     Attributes:
         name: of the repository.
         parameters: of the backbone.
-        spec: of the run; None if the checkpoint is not in a run's folder.
-        state: ``state.json`` of the checkpoint; empty if it has none.
+        lineage: of the checkpoint; paths in it are not published, names are.
         evaluation: ``results.json`` of an evaluation of this checkpoint; empty if there is none.
     """
 
     name: str
     architecture: StudentArchitecture
     parameters: int
-    spec: Spec | None
-    state: dict[str, Any]
+    lineage: Node
     evaluation: dict[str, Any]
 
 
@@ -50,8 +50,10 @@ def write_card(inputs: CardInputs) -> str:
         f"parameters, {a.img_size} px. Heads into the feature spaces of: {heads}.",
         _use(inputs.name),
     ]
-    if inputs.spec is not None:
-        parts += [_teachers(inputs.spec), _training(inputs.spec, inputs.state)]
+    if runs := runs_of(inputs.lineage):
+        parts += [_teachers(runs), *(_training(run, number if len(runs) > 1 else 0) for number, run in _in_order(runs))]
+    if made := _made_from(inputs.lineage):
+        parts.append(made)
     if inputs.evaluation:
         parts.append(_measured(inputs.evaluation))
     return "\n\n".join(parts) + "\n"
@@ -68,41 +70,58 @@ def _use(name: str) -> str:
     )
 
 
-def _teachers(spec: Spec) -> str:
+def _in_order(runs: list[Node]) -> list[tuple[int, Node]]:
+    """Return the runs with their numbers, the first one first."""
+    return list(enumerate(reversed(runs), start=1))
+
+
+def _teachers(runs: list[Node]) -> str:
+    teachers = {each.id: each for run in runs for each in run.made_from if each.kind is Kind.teacher}
     rows = []
-    for teacher in frozen_teachers(spec):
-        for one in teacher.members:
-            kind = one.backbone.type or "a folder"
-            known = describe(kind)
-            licence = known.licence if known and known.licence else "see where its weights come from"
-            rows.append(f"| {teacher.name} | `{kind}` | {_file(one.weights)} | {licence} |")
+    for each in teachers.values():
+        facts = each.facts
+        licence = facts["licence"] or "see where its weights come from"
+        rows.append(f"| {facts['name']} | `{facts['type'] or 'a folder'}` | {_files(each)} | {licence} |")
     if not rows:
         return "## Teachers\n\nNone: it was trained on labels."
     head = "| name | type | weights | licence |\n|---|---|---|---|\n"
     note = (
         "The licence of a teacher may bind what is made with it. It is the one that timm states; read it at its source."
     )
-    return "## Teachers\n\n" + head + "\n".join(rows) + f"\n\n{note}"
+    return "## Teachers\n\n" + head + "\n".join(dict.fromkeys(rows)) + f"\n\n{note}"
 
 
-def _file(path: str | None) -> str:
-    if path is None:
-        return "none"
-    file = Path(path)
-    return f"{file.name}, sha256 {file_hash(file)[:_SHOWN]}" if file.is_file() else file.name
+def _files(node: Node) -> str:
+    """Return names and hashes of a node's files."""
+    files = [file for file in node.files if file.name in _STUDENTS] or node.files
+    texts = [f"{file.name}, sha256 {file.sha256[:_SHOWN] or NOT_RECORDED}" for file in files]
+    return "; ".join(texts) or "none"
 
 
-def _training(spec: Spec, state: dict[str, Any]) -> str:
-    split = spec.dataset.train_dataset
-    lines = [f"- data: {len(split.tar_data_sources) + bool(split.images_dir)} source(s)"]
-    if order := state.get("order_fields", {}).get("index_rows"):
+def _training(run: Node, number: int) -> str:
+    """Return the section of a run.
+
+    Args:
+        number: of the run, among several; 0 for the only one.
+    """
+    facts = run.facts
+    lines = [f"- data: {facts['sources']} source(s)"] if "sources" in facts else []
+    if index := facts["index_sha256"]:
         lines.append(
-            f"- sha256 of the index of all images: {order[:_SHOWN]}; of their order: {state['order_hash'][:_SHOWN]}"
+            f"- sha256 of the index of all images: {index[:_SHOWN]}; of their order: {facts['order_sha256'][:_SHOWN]}"
         )
-    if "global_step" in state:
-        lines.append(f"- {state['global_step']:,} steps, {state['samples_consumed']:,} samples")
-    lines.append(f"- {spec.train.optim.optim.value}, batch of {spec.global_batch_size}, seed {spec.train.seed}")
-    return "## Training\n\n" + "\n".join(lines)
+    lines.append(f"- {facts['steps']:,} steps, {facts['samples']:,} samples")
+    if "optimizer" in facts:
+        lines.append(f"- {facts['optimizer']}, batch of {facts['batch']}, seed {facts['seed']}")
+    return f"## Training{f' {number}' if number else ''}\n\n" + "\n".join(lines)
+
+
+def _made_from(node: Node) -> str:
+    """Return the students and weights that it was made of, the nearest first; empty if it began untrained."""
+    kinds = (Kind.student, Kind.weights)
+    before = [each for each in node.walk(teachers=False) if each.kind in kinds and each is not node]
+    lines = [f"- {each.title.partition(' (')[0]}: {_files(each)}" for each in before]
+    return "## Made from\n\n" + "\n".join(lines) if lines else ""
 
 
 def _measured(evaluation: dict[str, Any]) -> str:

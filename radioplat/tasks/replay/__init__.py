@@ -1,0 +1,1 @@
+"""`radioplat replay`: compute one step of a run again, and look at it."""

@@ -1,0 +1,90 @@
+"""The gate of a quantized file: its limit is a field, and it is judged on calibration images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from radioplat.compression.quantization.quantize_model import quantize_model
+from radioplat.data.loading.sample_images import sample_images
+from radioplat.errors import EngineError
+from radioplat.exporting.engines.backends.onnxruntime import open_session
+from radioplat.exporting.onnx.export import OnnxReport
+from radioplat.models.student.checkpoint import load_student
+from radioplat.models.vision_model import save_model
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.quantize import QuantizeConfig
+from radioplat.spec.schema.root import Spec
+from radioplat.tasks.export.export import export
+from tests.helpers.drawn_student import drawn_student
+
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Eight images of noise, and a student that was calibrated on them."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "images").mkdir()
+    generator = np.random.default_rng(0)
+    for i in range(8):
+        Image.fromarray(generator.integers(0, 256, (SIZE, SIZE, 3), np.uint8)).save(folder / "images" / f"{i}.png")
+    images = torch.from_numpy(sample_images(spec_of(folder), {SIZE}, 8, "quant_calibration")[SIZE])
+    save_model(
+        quantize_model(drawn_student("mobilenetv2_050", SIZE), QuantizeConfig(), [images]).model, folder / "int8"
+    )
+    return folder
+
+
+def spec_of(home, *changes: str, images: bool = True) -> Spec:
+    split = [f"dataset.quant_calibration_dataset.images_dir={home}/images"] if images else []
+    given = {"results_dir": home / "results", "export.checkpoint": home / "int8", "dataset.img_size": SIZE}
+    return load_spec(None, [*(f"{key}={value}" for key, value in given.items()), *split, *changes])
+
+
+def least_cosine(report: OnnxReport, student: torch.nn.Module, images: torch.Tensor) -> float:
+    """The least cosine of an image's output with torch's, by this test."""
+    session = open_session(report.path, "disable_all")
+    found = dict(zip(report.outputs, session.run(list(report.outputs), {"images": images.numpy()}), strict=True))
+    with torch.no_grad():
+        features = student(images)
+    cosines = []
+    for name, values in found.items():
+        wanted = getattr(features, name).flatten(1)
+        cosines.append(torch.cosine_similarity(torch.from_numpy(values).flatten(1), wanted, dim=1).min())
+    return float(min(cosines))
+
+
+def test_it_is_judged_on_the_calibration_images(home, tmp_path):
+    fixed = ("export.batch_size=8", "export.data_type=fp32", f"export.onnx_file={tmp_path}/a.onnx")
+    report = export(spec_of(home, *fixed))
+    images = torch.from_numpy(sample_images(spec_of(home), {SIZE}, 8, "quant_calibration")[SIZE]) / 255
+    student = load_student(home / "int8").eval()
+    own = least_cosine(report, student, images)
+    assert report.quantized.cosine == pytest.approx(own, abs=1e-5)
+    # Without images other noise takes their place, and gives another figure.
+    noise = torch.rand(8, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    without = export(spec_of(home, *fixed, images=False))
+    assert without.quantized.cosine == pytest.approx(least_cosine(without, student, noise), abs=1e-5)
+    assert abs(report.quantized.cosine - without.quantized.cosine) > 1e-4
+
+
+def test_its_limit_is_a_field(home, tmp_path):
+    where = f"export.onnx_file={tmp_path}/a.onnx"
+    report = export(spec_of(home, where))
+    limit = report.quantized.cosine
+    assert limit < 0.99999, "below, a limit above it is tried"
+    report.path.unlink()
+    with pytest.raises(EngineError, match=r"has cosine 0\.\d+ with torch's \(at least .* export.least_cosine\)"):
+        export(spec_of(home, where, f"export.least_cosine={(1 + limit) / 2}"))
+    assert not report.path.exists()
+    assert export(spec_of(home, where, f"export.least_cosine={limit - 0.01}")).path.exists()
+
+
+def test_images_that_cannot_be_read_are_said(home, tmp_path, capsys):
+    changes = (f"export.onnx_file={tmp_path}/a.onnx", f"dataset.quant_calibration_dataset.images_dir={tmp_path}/none")
+    assert export(spec_of(home, *changes)).path.exists()
+    told = " ".join(capsys.readouterr().err.split() + capsys.readouterr().out.split())
+    assert "the file is compared with torch on noise, not on calibration images" in told
