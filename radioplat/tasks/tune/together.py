@@ -53,9 +53,8 @@ def _is_own(path: str) -> bool:
     """Return whether a field can differ between students of one pass."""
     section, _, rest = path.partition(".")
     first = rest.partition(".")[0].partition("[")[0]
-    if section == "model":
-        return first != "task"
-    return first in OWN_TRAIN if section == "train" else section == "distill" and first not in COMMON_DISTILL
+    own = {"model": first != "task", "train": first in OWN_TRAIN, "distill": first not in COMMON_DISTILL}
+    return own.get(section, False)
 
 
 def run_together(
