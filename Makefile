@@ -29,9 +29,13 @@ quickstart: $(STAMP)
 # others, file by file in two processes, end-to-end tests first. Three processes keep two cores busy while Ray waits.
 # The files that share a cluster go first, in a process that holds little address space yet: the kernel may refuse the
 # fork with which Ray starts a cluster to one that holds much. What failed is printed last.
-test: lint
+test: $(STAMP)
 	failed=$$(mktemp)
 	trap 'kill %1 2>/dev/null || true; rm -f $$failed' EXIT
+	# Lint needs one core; meanwhile the tests are compiled with their assertions, which both processes below would do.
+	$(RUN) $(VENV)/bin/python -m pytest --collect-only -q >/dev/null 2>&1 &
+	$(MAKE) --no-print-directory lint
+	wait
 	lane() {
 		local output code=0
 		output=$$($(RUN) $(VENV)/bin/python -m pytest "$$@" $(PYTEST_ARGS) 2>&1) || code=$$?

@@ -176,6 +176,8 @@ def make_spec(corpora, weights) -> SpecMaker:
             ],
         },
         "teachers": {"lite0": {"num_cpus": 0.5}, "vit": {"num_cpus": 0.5}},
+        # Maps so small are drawn from a hundred windows an image.
+        "evaluate": {"pictures": 1, "batch_size": 8},
         "cluster": {"mode": "local", "cpus_per_worker": 0.5, "cpus_per_decode": 0.5},
     }
 

@@ -19,6 +19,7 @@ from radioplat.tasks.fork.fork import fork
 from radioplat.tasks.fork.report import arms_curves, arms_tables
 from radioplat.tasks.fork.show import show
 from radioplat.tasks.replay.replay import replay
+from radioplat.tasks.shared.run_folder import going_on_line
 from radioplat.tracking.report.curves import group_curves
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import TeacherCosts
@@ -40,17 +41,17 @@ def ids(ledger) -> list[tuple[int, int, int]]:
 
 @pytest.fixture(scope="module")
 def forked(quiet_run, tmp_path_factory):
-    """A fork at the checkpoint of step 4, with a rate ten times as high, and without a teacher."""
+    """A fork at the checkpoint of step 4: a rate ten times as high, no vit, and a change that has no effect."""
     before = content(quiet_run.folder)
     out = tmp_path_factory.mktemp("fork")
-    arms = [["train.optim.lr=0.01"], ["without=vit"]]
+    arms = [["train.optim.lr=0.01"], ["without=vit"], ["train.hang_timeout_s=1234"]]
     result = fork(quiet_run.folder, 4, arms=arms, out=out)
     assert content(quiet_run.folder) == before
     return result
 
 
 def test_the_arm_that_changes_nothing_is_the_run(forked, quiet_run):
-    assert [arm.name for arm in forked.arms] == [UNCHANGED, "optim.lr=0.01", "without=vit"]
+    assert [arm.name for arm in forked.arms] == [UNCHANGED, "optim.lr=0.01", "without=vit", "train.hang_timeout_s=1234"]
     run = {step: loss for step, loss in quiet_run.losses.items() if step > 4}
     assert losses(forked.folder / UNCHANGED) == run
     other = losses(forked.folder / "optim.lr=0.01")
@@ -95,7 +96,7 @@ def test_an_arm_has_hours_and_a_gain_an_hour_since_the_step(forked):
 def test_the_report_has_each_loss_of_all_arms_on_one_axis(forked):
     charts = group_curves(arms_curves(forked.arms))
     assert list(charts)[0] == "loss" and set(charts["loss"]) == {arm.name for arm in forked.arms}
-    names = {UNCHANGED, "optim.lr=0.01"}
+    names = {UNCHANGED, "optim.lr=0.01", "train.hang_timeout_s=1234"}
     assert set(charts["loss, teacher vit spatial"]) == names  # the third arm does not have this teacher
     assert set(charts["loss, teacher lite0 summary"]) == {*names, "without=vit"}
     assert dict(charts["loss"][UNCHANGED]) == losses(forked.folder / UNCHANGED)
@@ -112,7 +113,8 @@ def test_the_report_has_each_loss_of_all_arms_on_one_axis(forked):
 
 def test_the_same_command_repeats_nothing_and_another_step_is_refused(forked, quiet_run, capsys):
     before = content(forked.folder / UNCHANGED / "distill" / "ledger")
-    words = ["fork", str(quiet_run.folder), "--at", "4", "--arm", "train.optim.lr=0.01", "--arm", "without=vit"]
+    arms = ["--arm", "train.optim.lr=0.01", "--arm", "without=vit", "--arm", "train.hang_timeout_s=1234"]
+    words = ["fork", str(quiet_run.folder), "--at", "4", *arms]
     assert cli.main([*words, "--out", str(forked.folder)]) == 0
     printed = capsys.readouterr().out
     assert "nothing is left to do" in printed and "Arms from step 4" in printed
@@ -123,23 +125,22 @@ def test_the_same_command_repeats_nothing_and_another_step_is_refused(forked, qu
 
 def test_a_step_without_a_checkpoint_is_computed_once(quiet_run, tmp_path):
     lines: list[str] = []
-    result = fork(quiet_run.folder, 5, ["train.optim.lr=0.01"], out=tmp_path / "fork", say=lines.append)
+    result = fork(quiet_run.folder, 5, control=False, out=tmp_path / "fork", say=lines.append)
     assert lines[0] == "no checkpoint has 5 steps: computing 1 from step 4" and result.start.parents[1].name == "start"
     run = {step: loss for step, loss in quiet_run.losses.items() if step > 5}
     assert losses(tmp_path / "fork" / UNCHANGED) == run
     again: list[str] = []
-    fork(quiet_run.folder, 5, ["train.optim.lr=0.01"], out=tmp_path / "fork", say=again.append)
+    fork(quiet_run.folder, 5, control=False, out=tmp_path / "fork", say=again.append)
     assert "no checkpoint" not in again[0]
 
 
-def test_an_arm_whose_changes_have_no_effect_is_named(quiet_run, tmp_path, capsys):
-    result = fork(quiet_run.folder, 6, ["train.hang_timeout_s=1234"], out=tmp_path / "fork")
-    assert [arm.same_as for arm in result.arms] == ["", UNCHANGED]
-    show(result)
+def test_an_arm_whose_changes_have_no_effect_is_named(forked, capsys):
+    assert [arm.same_as for arm in forked.arms] == ["", "", "", UNCHANGED]
+    show(forked)
     assert f"its weights are those of {UNCHANGED}" in capsys.readouterr().out
 
 
-def test_an_arm_is_replayed_and_forked_like_any_run(forked, tmp_path):
+def test_an_arm_is_replayed_like_any_run(forked, tmp_path):
     """Its first steps begin from the checkpoint of the run that was forked; earlier ones are that run's."""
     arm = forked.folder / "optim.lr=0.01"
     again = replay(arm, 5)
@@ -147,15 +148,20 @@ def test_an_arm_is_replayed_and_forked_like_any_run(forked, tmp_path):
     with pytest.raises(DataError, match="the run began with step 5, from another run's checkpoint") as caught:
         replay(arm, 4)
     assert str(forked.start) in caught.value.problems[0].hint
-    result = fork(arm, 6, ["train.optim.lr=0.02"], out=tmp_path / "again")
-    run = {step: loss for step, loss in losses(arm).items() if step > 6}
-    assert losses(result.folder / UNCHANGED) == run and len(run) == 2
     copy = tmp_path / "copy" / "distill"
     shutil.copytree(arm / "distill", copy, symlinks=True)
     spec = copy / "experiment.yaml"
     spec.write_text(spec.read_text().replace(str(forked.start), str(tmp_path / "nowhere")))
     with pytest.raises(DataError, match="which is not there"):
         replay(copy, 5)
+
+
+@pytest.mark.proof
+def test_an_arm_is_forked_like_any_run(forked, tmp_path):
+    arm = forked.folder / "optim.lr=0.01"
+    result = fork(arm, 6, ["train.optim.lr=0.02"], out=tmp_path / "again")
+    run = {step: loss for step, loss in losses(arm).items() if step > 6}
+    assert losses(result.folder / UNCHANGED) == run and len(run) == 2
 
 
 def test_what_no_arm_may_change(quiet_run, tmp_path):
@@ -214,17 +220,18 @@ def test_a_run_that_is_going_on_is_forked_and_replayed_up_to_its_newest_checkpoi
     assert hint.startswith("Give a step from 1 to 8") and f"the run is going on (process {holder.pid} on " in hint
     holder.kill()  # its lease.json stays, and says whose it was
     holder.wait()
-    assert (folder / "lease.json").exists()
+    assert (folder / "lease.json").exists() and going_on_line(folder) == ""
     lines.clear()
-    fork(folder, 6, ["train.hang_timeout_s=99"], out=tmp_path / "ended", control=False, say=lines.append)
-    assert not any("going on" in line for line in lines)
+    assert replay(folder, 7, say=lines.append).is_same
+    assert lines and not any("going on" in line for line in lines)
 
 
-def test_an_arm_of_the_same_name_and_other_changes_is_refused(quiet_run, tmp_path):
+def test_an_arm_of_the_same_name_and_other_changes_is_refused(forked, quiet_run, tmp_path):
     """Its finished weights would pass for those of this call."""
-    fork(quiet_run.folder, 6, ["train.hang_timeout_s=1234"], [["train.optim.lr=0.01"]], out=tmp_path, control=False)
-    with pytest.raises(RadioplatError, match="its arm optim.lr=0.01 has the changes train.hang_timeout_s=1234"):
-        fork(quiet_run.folder, 6, ["train.hang_timeout_s=99"], [["train.optim.lr=0.01"]], out=tmp_path, control=False)
+    before = content(forked.folder)
+    with pytest.raises(RadioplatError, match="its arm optim.lr=0.01 has the changes train.optim.lr=0.01, not train.h"):
+        fork(quiet_run.folder, 4, ["train.hang_timeout_s=99"], [["train.optim.lr=0.01"]], out=forked.folder)
+    assert content(forked.folder) == before
     with pytest.raises(RadioplatError) as caught:
         fork(quiet_run.folder, 77, out=tmp_path / "other", control=False, changes=["train.optim.lr=0.01"])
     assert caught.value.problems[0].where == "--at"

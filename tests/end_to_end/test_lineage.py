@@ -95,7 +95,7 @@ def test_an_engine_leads_to_the_images_of_its_run(chain, weights, tmp_path, caps
     assert {path.name for path in out.iterdir()} == {"SHA256SUMS", "images.parquet", "lineage.html", "lineage.json"}
 
 
-@pytest.mark.parametrize("operation", range(5))
+@pytest.mark.parametrize("operation", [*(pytest.param(i, marks=pytest.mark.proof) for i in range(3)), 3, 4])
 def test_a_command_that_is_killed_leaves_no_part_and_the_next_one_writes_all(chain, tmp_path, operation):
     out, student = tmp_path / "out", chain / "distill" / "model_latest"
     lineage(student, out=out)  # so that there is an older one
@@ -152,7 +152,9 @@ def test_a_results_folder_has_all_that_nothing_in_it_was_made_of(chain):
     assert names == ["gen_trt_engine/student.engine", "again/distill/model_epoch_001"]
 
 
-@pytest.mark.parametrize("form", ["safetensors", "hf", "onnx"])
+@pytest.mark.parametrize(
+    "form", ["safetensors", *(pytest.param(form, marks=pytest.mark.proof) for form in ("hf", "onnx"))]
+)
 def test_exported_weights_lead_to_the_smaller_student(chain, make_spec, tmp_path, form):
     pruned = chain / "prune" / "model_pruned"
     source = pruned if form != "hf" else chain / "distill" / "model_latest"

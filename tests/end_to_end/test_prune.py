@@ -74,7 +74,7 @@ def test_it_is_retrained_from_where_it_is(pruned, spec, distil, tmp_path):
     assert not [line for line in trail.lines if "starts anew" in line]
 
 
-@pytest.mark.parametrize("score", ["taylor", "hessian"])
+@pytest.mark.parametrize("score", ["taylor", pytest.param("hessian", marks=pytest.mark.proof)])
 def test_channels_are_judged_by_the_gradients_of_the_runs_own_loss(spec, score, tmp_path, monkeypatch):
     """Each micro-batch leaves gradients, what stays are rows of the student, and others than the largest ones."""
     seen = []

@@ -124,6 +124,7 @@ def test_a_run_that_goes_on_on_another_machine_keeps_the_hashes_of_its_teachers(
     assert images.facts["samples"] == 36
 
 
+@pytest.mark.proof
 def test_a_start_on_another_machine_with_the_same_files_has_one_entry(own, distil, tmp_path):
     spec, file = own
     spec["train"] = {**spec["train"], "checkpoint_dir": str(tmp_path / "mirror")}

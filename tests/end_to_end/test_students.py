@@ -90,7 +90,7 @@ def broken_off(family, into: Path, steps: dict[str, int]) -> list[str]:
     return [f"results_dir={into}", *EVERY_SECOND]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["small", *(pytest.param(name, marks=pytest.mark.proof) for name in ("base", "cnn"))])
 def test_a_student_is_what_it_would_be_alone(family, family_spec, distil, tmp_path, name):
     lone = distil(alone(family_spec(tmp_path), tmp_path, name), *EVERY_SECOND)
     assert differing(family.result.students[name].checkpoint, lone.result.checkpoint) == []
@@ -123,6 +123,7 @@ def test_each_folder_is_that_of_a_run(family):
         assert student(torch.zeros(1, 3, 64, 64)).summary.shape[0] == 1
 
 
+@pytest.mark.proof
 def test_students_at_different_steps_end_as_if_nothing_had_happened(family, family_spec, distil, tmp_path):
     into = tmp_path / "again"
     then = distil(family_spec(into), *broken_off(family, into, {"base": 4, "small": 2, "cnn": 6}))

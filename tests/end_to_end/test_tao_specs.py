@@ -40,7 +40,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("compat", ["radioplat", "tao"])
+@pytest.mark.parametrize("compat", ["radioplat", pytest.param("tao", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", GIVEN)
 def test_nothing_but_paths_is_missing(name, compat, tmp_path):
     more = [f"results_dir={tmp_path}", f"compat={compat}"]
@@ -100,7 +100,7 @@ def small(files, name: str, results: Path, *more: str):
     return load_spec(SPECS / f"{name}.yaml", overrides)
 
 
-@pytest.mark.parametrize("compat", ["radioplat", "tao"])
+@pytest.mark.parametrize("compat", ["radioplat", pytest.param("tao", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", SMALL)
 def test_with_files_a_run_can_start(files, name, compat, tmp_path):
     spec = small(files, name, tmp_path, f"compat={compat}")

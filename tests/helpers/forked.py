@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -156,6 +157,7 @@ def load(path: str | Path) -> ModuleType:
 def _call(
     source: str, name: str, arguments: tuple, environment: dict[str, str], output: str, new_session: bool
 ) -> None:
+    gc.freeze()  # what was imported is not looked through again
     os.environ.clear()
     os.environ.update(environment)
     if new_session:

@@ -236,7 +236,8 @@ def _read(source: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401
     if isinstance(source, Spec):
         return "", _tree(source, Spec)
     if isinstance(source, Mapping):
-        return "", _plain(_dicts(source), "")
+        tree = _dicts(source)
+        return "", tree if _is_plain(tree) else _plain(tree, "")
     if not isinstance(source, (str, os.PathLike)):
         hint = "Give the path of a YAML file, a mapping of sections, or what radioplat.load_spec returned."
         raise SpecError(f"this is a {type(source).__name__}, not a spec", where="spec", hint=hint)
@@ -271,6 +272,15 @@ def _dicts(tree: Any) -> Any:  # noqa: ANN401
     if isinstance(tree, Mapping) and not isinstance(tree, DictConfig):
         return {key: _dicts(value) for key, value in tree.items()}
     return [_dicts(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
+
+
+def _is_plain(tree: Any) -> bool:  # noqa: ANN401
+    """Return whether OmegaConf would give ``tree`` back as it is: text keys, YAML's values, no interpolations."""
+    if type(tree) is dict:
+        return all(type(key) is str and _is_plain(value) for key, value in tree.items())
+    if type(tree) is list:
+        return all(map(_is_plain, tree))
+    return "${" not in tree if type(tree) is str else tree is None or type(tree) in (bool, int, float)
 
 
 def _unresolved(error: OmegaConfBaseException, name: str) -> SpecError:

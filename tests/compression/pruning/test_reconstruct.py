@@ -25,6 +25,8 @@ KINDS = {
     "mobilenetv3_small_050": {},
 }
 
+QUICK = ("vit_tiny_patch16_224", "tf_efficientnet_lite0")  # one with blocks alike, one with BatchNorm
+
 
 def student(kind: str) -> Student:
     torch.manual_seed(0)
@@ -67,7 +69,9 @@ def test_what_two_equal_units_gave_is_given_by_the_one_that_stays():
     assert (after - wanted).norm() < 0.05 * (before - wanted).norm()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.proof) for kind in KINDS]
+)
 def test_removed_blocks_are_made_up_for(kind):
     """On images that were not fitted, too; and only layers that end blocks change."""
     whole = student(kind)
@@ -88,7 +92,7 @@ def test_removed_blocks_are_made_up_for(kind):
     assert 0 < len(weights) <= len(outcomes)
 
 
-@pytest.mark.parametrize("kind", ["tf_efficientnet_lite0", "resnet18"])
+@pytest.mark.parametrize("kind", ["tf_efficientnet_lite0", pytest.param("resnet18", marks=pytest.mark.proof)])
 def test_batch_norm_has_the_statistics_of_the_new_outputs(kind):
     """In training mode the layers that were fitted give what they give in evaluation mode."""
     whole = student(kind)
@@ -113,7 +117,7 @@ def test_batch_norm_has_the_statistics_of_the_new_outputs(kind):
         assert torch.allclose(norm.running_var, variance, rtol=0.3, atol=0.05 * float(variance.max()))
 
 
-@pytest.mark.parametrize("kind", ["vit_tiny_patch16_224", "tf_efficientnet_lite0", "convnext_atto"])
+@pytest.mark.parametrize("kind", [*QUICK, pytest.param("convnext_atto", marks=pytest.mark.proof)])
 def test_with_little_memory_the_weights_are_the_same(kind, monkeypatch):
     """Then no outputs are kept: each block is computed from the images, and each one's targets by themselves."""
     whole = student(kind)

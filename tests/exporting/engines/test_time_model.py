@@ -52,7 +52,9 @@ def held(trial, tries: int = 4) -> bool:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", [EngineBackend.onnxruntime, EngineBackend.openvino])
+@pytest.mark.parametrize(
+    "backend", [EngineBackend.onnxruntime, pytest.param(EngineBackend.openvino, marks=pytest.mark.proof)]
+)
 def test_twice_the_depth_takes_longer(backend):
     pytest.importorskip(backend.value)
     least = {4: float("inf"), 8: float("inf")}  # of all tries: what disturbs makes it longer
@@ -78,6 +80,7 @@ def test_it_is_what_our_clock_says(tmp_path):
     assert held(trial), least
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_budget_of_latency_is_kept_by_our_clock(tmp_path):
     whole = student(4)

@@ -30,8 +30,16 @@ def test_cycles_are_freed_at_the_agreed_step_and_not_before():
         assert seen() is None
 
 
+@pytest.fixture
+def thawed():
+    """Nothing is frozen; afterwards it is again what was imported, as tests/conftest.py has it."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.mark.parametrize("automatic", [True, False])
-def test_the_process_is_afterwards_as_it_was(automatic):
+def test_the_process_is_afterwards_as_it_was(automatic, thawed):
     before = gc.isenabled()
     try:
         (gc.enable if automatic else gc.disable)()
@@ -41,6 +49,16 @@ def test_the_process_is_afterwards_as_it_was(automatic):
         assert gc.isenabled() is automatic and gc.get_freeze_count() == 0
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_what_the_process_had_frozen_stays_so(thawed):
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with collected_at_steps():
+        seen = weakref.ref(Node())
+        collect_at(EVERY - 1)
+        assert seen() is None
+    assert gc.get_freeze_count() == pytest.approx(before, abs=100)
 
 
 def test_a_cycle_is_freed_before_something_large_is_built():
