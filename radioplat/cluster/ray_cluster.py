@@ -68,8 +68,11 @@ def cluster_resources(spec: Spec) -> Resources:
 
 
 @contextlib.contextmanager
-def joined(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[bool]:
+def joined(spec: Spec, teachers: list[ResolvedTeacher], groups: int = 1) -> Iterator[bool]:
     """Connect to a cluster during the block, and yield True if it has GPUs; a cluster started for it ends with it.
+
+    Args:
+        groups: of workers.
 
     Raises:
         ClusterError: the cluster cannot be joined.
@@ -77,10 +80,10 @@ def joined(spec: Spec, teachers: list[ResolvedTeacher]) -> Iterator[bool]:
     """
     import ray
 
-    started = _connect(spec, teachers)
+    started = _connect(spec, teachers, groups)
     try:
         most = _most()
-        if problems := list(shortages(demand_of(spec, teachers, most.gpus > 0), most)):
+        if problems := list(shortages(demand_of(spec, teachers, most.gpus > 0, groups=groups), most)):
             raise PlacementError(*problems)
         yield most.gpus > 0
     finally:
@@ -122,7 +125,7 @@ def _joined_for_a_while(address: str | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
+def _connect(spec: Spec, teachers: list[ResolvedTeacher], groups: int) -> bool:
     """Join or start a cluster; return True if one was started."""
     import ray
 
@@ -137,7 +140,7 @@ def _connect(spec: Spec, teachers: list[ResolvedTeacher]) -> bool:
     # can run it. Without a dashboard: its nine processes take two small cores half a minute to start. Ray Train's
     # clean-up actor misses it and warns every second; a cluster that ends with the run needs no clean-up, so only
     # errors are shown.
-    cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False, most=True).cpus)
+    cpus = max(float(os.cpu_count() or 1), demand_of(spec, teachers, gpus=False, most=True, groups=groups).cpus)
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # the only node cannot be preempted
     start_here(cpus, logging_config=ray.LoggingConfig(log_level="ERROR"))
     return True

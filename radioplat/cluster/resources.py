@@ -40,14 +40,17 @@ class Resources:
         return torch.device("cuda" if self.gpus else "cpu")
 
 
-def demand_of(spec: Spec, teachers: list[ResolvedTeacher], gpus: bool, most: bool = False) -> Resources:
+def demand_of(
+    spec: Spec, teachers: list[ResolvedTeacher], gpus: bool, most: bool = False, groups: int = 1
+) -> Resources:
     """Return the demand of training workers, one decode task and the teachers together.
 
     Args:
         gpus: the cluster has GPUs.
         most: for the maximum number of workers instead of the minimum.
+        groups: of workers.
     """
-    workers = spec.worker_bounds[1 if most else 0]
+    workers = spec.worker_bounds[1 if most else 0] * groups
     other = teachers_and_decoding(spec, teachers, gpus)
     return Resources(workers * spec.cluster.cpus_per_worker + other.cpus, (workers if gpus else 0) + other.gpus)
 

@@ -44,8 +44,11 @@ class Run:
         feature_cache: folder of the teachers' stored features; None for none.
         family: of a run of several students (``distill.students``): one run for each, with a folder of its own; they
             have the same samples, views and teachers. Attempts, logs and accounts are in the folder of the whole.
+        spread: each student of the family has workers of its own.
         name: of a student in a family.
         home: likewise the folder of the whole.
+        group_of: of the workers of one student of several (``distill.placement: spread``): the folder of the whole run,
+            which has the data of all.
         working_dir: that of the driver, to which relative paths of the spec are relative.
         lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
@@ -72,8 +75,10 @@ class Run:
     head_fit_steps: int = 0
     feature_cache: str | None = None
     family: tuple[Run, ...] = ()
+    spread: bool = False
     name: str = ""
     home: Path | None = None
+    group_of: Path | None = None
     working_dir: Path = field(default_factory=Path.cwd)
 
     @property
@@ -129,7 +134,7 @@ class Run:
     @property
     def data_dir(self) -> Path:
         """The run's own copy of the index."""
-        return self.folder / "data"
+        return (self.group_of or self.folder) / "data"
 
     @property
     def target_widths(self) -> dict[tuple[str, str], int]:

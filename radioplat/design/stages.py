@@ -25,6 +25,29 @@ def away_by_step(spec: Spec, teachers: Sequence[str]) -> tuple[tuple[int, frozen
     return stages if any(names for _, names in stages) else ()
 
 
+def resting(away: Sequence[tuple[int, frozenset[str]]], total: int, step: int) -> frozenset[str]:
+    """Return the teachers that are not asked at ``step``, nor soon after it.
+
+    A teacher that comes back is not among them in the last twentieth of its absence, in which it can load its weights.
+
+    Args:
+        away: see :func:`away_by_step`.
+        total: steps of the run.
+    """
+    names = frozenset().union(*(absent for _, absent in away))
+    return frozenset(name for name in names if _rests(away, total, step, name))
+
+
+def _rests(away: Sequence[tuple[int, frozenset[str]]], total: int, step: int, name: str) -> bool:
+    begin, absent = 0, False  # of the stages in a row with or without it, those with ``step``
+    for first, names in away:
+        if (name in names) != absent:
+            if first > step:
+                return absent and step < first - max(1, (first - begin) // 20)
+            begin, absent = first, name in names
+    return absent and step < total
+
+
 def schedule_at(spec: Spec, step: int, total: int) -> tuple[OptimConfig, int, int]:
     """Return the learning-rate schedule at global ``step``: optimizer fields, a step, and the number of steps.
 

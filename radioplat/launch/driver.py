@@ -122,7 +122,7 @@ def _run_alone(
                 checked = True
                 for member, start in zip(members, starts, strict=True):
                     start.record(member.status, member.say(say))
-                run = whole_run(folder, lease.token, starts)
+                run = whole_run(folder, lease.token, starts, spec.distill.placement)
                 if any(start.is_open for start in starts):
                     behind = min(starts, key=lambda start: start.step)
                     with (

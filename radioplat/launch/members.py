@@ -19,6 +19,7 @@ from radioplat.spec.checks.teaching.students import students_problems
 from radioplat.spec.loading.students import STUDENTS, own_problem, student_specs
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import coarser_map
+from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
@@ -150,27 +151,29 @@ def _questions(teacher: ResolvedTeacher) -> tuple[str, str, list[str]]:
     return teacher.name, teacher.view, teacher.modules
 
 
-def whole_run(folder: TaskFolder, lease: str, starts: Sequence[StudentStart]) -> Run:
+def whole_run(folder: TaskFolder, lease: str, starts: Sequence[StudentStart], placement: StudentPlacement) -> Run:
     """Return the run of the students that have steps left; if none has, that of the first.
 
     Args:
         folder: of the run.
         lease: of that folder.
+        placement: of several students.
     """
     if not any(start.is_open for start in starts) or starts[0].folder.path == folder.path:
         return starts[0].run
-    home = folder.path.absolute()
+    home, spread = folder.path.absolute(), placement is StudentPlacement.spread
     runs = [dataclasses.replace(start.run, home=home, name=start.name) for start in starts if start.is_open]
     cache = runs[0].feature_cache
     if cache is not None and not runs[0].spec.feature_cache.dir:
         cache = str(home / FEATURES)
-    teachers = [_asked_by_all(teacher, place, runs) for place, teacher in enumerate(runs[0].teachers)]
+    teachers = [_asked_by_all(teacher, place, runs, spread) for place, teacher in enumerate(runs[0].teachers)]
     grids = {name: max(run.grids[name] for run in runs) for name in runs[0].grids}
     whole = dataclasses.replace(
         runs[0],
         folder=home,
         lease=lease,
         family=tuple(runs),
+        spread=spread,
         feature_cache=cache,
         teachers=teachers,
         grids=grids,
@@ -181,12 +184,13 @@ def whole_run(folder: TaskFolder, lease: str, starts: Sequence[StudentStart]) ->
     return whole
 
 
-def _asked_by_all(teacher: ResolvedTeacher, place: int, runs: Sequence[Run]) -> ResolvedTeacher:
+def _asked_by_all(teacher: ResolvedTeacher, place: int, runs: Sequence[Run], spread: bool) -> ResolvedTeacher:
     """Return a teacher that is asked for what all students compare: the finest map, and further ones for some."""
     wanted = frozenset().union(*(run.teachers[place].wanted for run in runs))
     grids = {run.grids[teacher.name]: "spatial" in run.teachers[place].wanted for run in runs if run.grids}
     maps = {grid for grid, compared in grids.items() if compared} - {max(grids, default=None)}
-    return dataclasses.replace(teacher, also_wanted=wanted | {coarser_map(grid) for grid in maps})
+    outputs = wanted | {coarser_map(grid) for grid in maps}
+    return dataclasses.replace(teacher, also_wanted=outputs, groups=len(runs) if spread else 1)
 
 
 def _all_views(runs: Sequence[Run]) -> tuple[ViewSpec, ...]:

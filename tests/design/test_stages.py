@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.design.partitions import Partitions
-from radioplat.design.stages import away_by_step, schedule_at, total_steps
+from radioplat.design.stages import away_by_step, resting, schedule_at, total_steps
 from radioplat.optim.optimizer import learning_rate
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.schema.distill import PartitionConfig
@@ -76,3 +76,31 @@ def test_who_is_away_has_factor_zero_and_the_others_what_they_had(stages):
             }
             assert alone.factors(micro_batch) == {n: 0.0 for n in NAMES if n not in here}
         step += steps
+
+
+def test_a_teacher_rests_until_shortly_before_it_comes_back():
+    away = ((0, frozenset()), (100, frozenset("a")), (160, frozenset("ab")), (300, frozenset("b")))
+    rests = {step: resting(away, 400, step) for step in range(400)}
+    assert [s for s in rests if "a" in rests[s]] == list(range(100, 290))  # a twentieth of 200 steps before it is asked
+    assert [s for s in rests if "b" in rests[s]] == list(range(160, 400))  # it never comes back
+    assert not any("c" in names for names in rests.values())
+    assert resting((), 400, 7) == frozenset()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.frozensets(st.sampled_from(NAMES))), min_size=1, max_size=6),
+    st.integers(0, 10),
+)
+def test_nobody_rests_who_is_asked(stages, cut):
+    away, first = [], 0
+    for length, names in stages:
+        away.append((first, names))
+        first += length
+    total = max(1, first - cut)
+    for step in range(total):
+        absent = next(names for begin, names in reversed(away) if begin <= step)
+        following = next((names for begin, names in reversed(away) if begin <= step + 1), frozenset())
+        rests = resting(away, total, step)
+        assert rests <= absent
+        assert step + 1 == total or rests <= following  # awake a step before it is asked at the latest

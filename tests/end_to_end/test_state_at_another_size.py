@@ -19,6 +19,7 @@ from torch import nn
 
 from radioplat.common.exact_sums import ExactSum
 from radioplat.losses.target_transforms.moments import MomentSums
+from radioplat.training.feed.stage_rests import StageRests
 
 pytestmark = pytest.mark.proof
 
@@ -107,7 +108,7 @@ def open_worker(run, rank: int, world: int):
     clock.begin(state)
     accounts = Accounts(run, rank, world, state.attempt, state.global_step, on_cluster=False, costs=[meter.costs])
     data, schedule = RunData.load(run.data_dir, run.spec.dataset.train_dataset), run.micro_batch_schedule(world)
-    common = Common(run.folder, data, clock, accounts, Pauses(), Phases(), (0, ""), schedule)
+    common = Common(run.folder, data, clock, accounts, Pauses(), Phases(), (0, ""), schedule, StageRests(run, {}))
     context = RankContext(rank, world, torch.device("cpu"))
 
     def build(place: int) -> Trainer:

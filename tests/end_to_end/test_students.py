@@ -185,6 +185,17 @@ def test_bad_fields_are_named(family_spec, distil, tmp_path, students, where):
     assert any(problem.where.startswith(where) for problem in raised.value.problems), str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("students", "mode", "message"),
+    [([], "ray", "for several students"), (STUDENTS[:1], "ray", "for several"), (STUDENTS, "local", "one process")],
+)
+def test_workers_of_their_own_need_several_students_and_a_cluster(family_spec, tmp_path, students, mode, message):
+    spec = family_spec(tmp_path, students) | {"cluster": {"mode": mode}}
+    spec["distill"]["placement"] = "spread"
+    problems = radioplat.plan(spec).problems
+    assert [p.where for p in problems if message in p.message] == ["distill.placement"], problems
+
+
 def test_plan_lists_all_students_and_what_they_do_not_have_in_common(family_spec, tmp_path):
     planned = radioplat.plan(family_spec(tmp_path))
     assert planned.problems == [] and [line.name for line in planned.models] == [*NAMES, "lite0", "vit"]

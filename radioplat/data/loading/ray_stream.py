@@ -34,6 +34,7 @@ from radioplat.data.loading.execution_pace import ExecutionPace
 from radioplat.data.loading.padding import padding_batch
 from radioplat.data.loading.reader import MicroBatchReader
 from radioplat.data.loading.run_data import dataset_from_json, open_reader
+from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.data.order.micro_batch_schedule import PADDING, MicroBatchSchedule
 from radioplat.data.ray_blocks import end_execution, read_blocks
 from radioplat.data.storage.outage import note_waits_in
@@ -58,8 +59,8 @@ DEATHS = 3  # of coordinators in a row, with no batch between them, after which 
 class _ReadSpan:
     """The body of a Ray Data task."""
 
-    def __init__(self, directory: str, dataset_json: str, views: tuple[tuple, ...]) -> None:
-        self._arguments = (directory, dataset_json, views)
+    def __init__(self, reader: tuple[str, str, tuple[tuple, ...]], shared: SharedReads | None) -> None:
+        self._arguments, self._shared = reader, shared
 
     def __call__(self, spans: pa.Table) -> Iterator[pa.Table]:
         note_waits_in(Path(self._arguments[0]))
@@ -70,15 +71,18 @@ class _ReadSpan:
             reader, timeout_s = reader.careful(), None
         for blocks in spans["blocks"].to_pylist():
             for micro_batches in json.loads(blocks):
-                yield pack(
-                    [batch_to_table(self._read(reader, micro_batch, timeout_s)) for micro_batch in micro_batches]
-                )
+                yield pack([self._read(reader, micro_batch, timeout_s) for micro_batch in micro_batches])
 
-    def _read(self, reader: MicroBatchReader, micro_batch: int, timeout_s: float | None) -> Batch:
+    def _read(self, reader: MicroBatchReader, micro_batch: int, timeout_s: float | None) -> pa.Table:
         if micro_batch == PADDING:
-            return padding_batch(reader.views, reader.batch_size)
-        with _exit_after(timeout_s):
-            return reader.read(micro_batch)
+            return batch_to_table(padding_batch(reader.views, reader.batch_size))
+
+        def read() -> pa.Table:
+            """Read it here."""
+            with _exit_after(timeout_s):
+                return batch_to_table(reader.read(micro_batch))
+
+        return read() if self._shared is None else self._shared.read(micro_batch, read)
 
 
 @contextlib.contextmanager
@@ -111,6 +115,7 @@ def open_stream(
     cpus_per_task: float,
     environment: dict | None = None,
     most: int = PACK,
+    shared: SharedReads | None = None,
 ) -> list[ray.data.DataIterator]:
     """Return one iterator for each of several readers. Made by one of them and sent to the others.
 
@@ -121,6 +126,7 @@ def open_stream(
         cpus_per_task: logical CPUs of each.
         environment: runtime environment of the tasks; default: this process's.
         most: micro-batches in a block, if they are small.
+        shared: of groups of workers that read the same micro-batches.
     """
     samples, size = _size(reader)
     blocks = deal(micro_batches, _in_block(size, most))
@@ -132,7 +138,7 @@ def open_stream(
     # Ray Data divides the CPUs of each node among all executions and rounds down: with more executions than CPUs, none
     # would get any. So it counts zero for a task, ``size`` limits their number, and Ray places them by ``num_cpus``.
     dataset = ray.data.from_items(spans, override_num_blocks=len(spans)).map_batches(
-        _ReadSpan(*reader),
+        _ReadSpan(reader, shared),
         batch_size=None,
         batch_format="pyarrow",
         zero_copy_batch=True,
@@ -251,6 +257,7 @@ def read_in_turn(
     span: int,
     schedule: MicroBatchSchedule,
     rank: int,
+    before: Callable[[int, Callable[[], bool]], None] | None = None,
 ) -> CloseableIterator[Batch]:
     """Return the batches of ``rank`` in steps ``start`` to ``stop``, from consecutive executions.
 
@@ -261,6 +268,8 @@ def read_in_turn(
         part: opens the execution of the steps from its first to its second argument; must return at once.
         span: steps per execution.
         schedule: may change for steps that no rank has read; an execution that was opened before is read up to there.
+        before: called before the first batch of each step, with the step and a function that returns True once the
+            iterator is closed; it may wait.
     """
     parts: list[_StartedPart] = []  # the open ones: the current and maybe the next
 
@@ -288,6 +297,8 @@ def read_in_turn(
                 first, opened = step, last_of(step)
                 batches = iter(parts[0])
                 while step < last_of(first):
+                    if before is not None:
+                        before(step, lambda: batches_in_turn.closed)
                     for _ in schedule.of_rank(step, rank):
                         if last_of(first) < opened or step - first >= (opened - first) * 3 // 4:
                             begin(last_of(first))
@@ -307,7 +318,8 @@ def read_in_turn(
         for each in list(parts):
             each.batches.close()
 
-    return CloseableIterator(read(), wake)
+    batches_in_turn = CloseableIterator(read(), wake)
+    return batches_in_turn
 
 
 class _StartedPart:

@@ -8,7 +8,7 @@ from radioplat.errors import RadioplatError
 
 
 def train_function(config: dict[str, Any]) -> RadioplatError | None:
-    """Run a worker of Ray Train. ``config["run_and_pools"]`` is pickled here, so that only workers unpickle it.
+    """Run a worker of Ray Train. ``config["arguments"]`` is pickled here, so that only workers unpickle it.
 
     Returns:
         The error that all workers raised at the same step, if any. It is not raised, because Ray Train would then
@@ -21,7 +21,7 @@ def train_function(config: dict[str, Any]) -> RadioplatError | None:
 
     try:
         with training():
-            work(*cloudpickle.loads(config["run_and_pools"]))
+            work(*cloudpickle.loads(config["arguments"]))
     except RadioplatError as error:
         if not error.agreed:
             raise

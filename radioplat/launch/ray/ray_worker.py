@@ -10,6 +10,7 @@ import ray.train.torch
 
 from radioplat.common import collectives
 from radioplat.common.cpu_threads import share_cores
+from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.design.run import Run
 from radioplat.launch.ray.streams import Streams
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
@@ -23,8 +24,11 @@ from radioplat.training.watch.collective_timeout import collective_timeout
 from radioplat.training.watch.rank_context import RankContext
 
 
-def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
+def work(run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None) -> None:
     """Train ``run`` on this rank.
+
+    Args:
+        shared: of several groups of workers; None: there is one.
 
     Raises:
         RadioplatError: has the attribute ``agreed`` if every rank raises it.
@@ -52,7 +56,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher]) -> None:
             clients[teacher.name] = InlineTeacher(
                 teacher, run.grids[teacher.name], str(device), rank_context.world_size
             )
-    streams, pauses = Streams(run, rank_context, warn), Pauses()
+    streams, pauses = Streams(run, rank_context, warn, shared), Pauses()
     watch_notices()
     _await_pools(pools)
     for teacher in run.frozen_teachers:
@@ -70,6 +74,7 @@ def _await_pools(pools: dict[str, RemoteTeacher]) -> None:
     def wait() -> None:
         """Wait for each pool in turn."""
         for pool in pools.values():
-            await_pool(pool)
+            if not pool.rests:
+                await_pool(pool)
 
     collectives.from_first(wait)

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import ray
 from ray import cloudpickle
@@ -15,14 +16,18 @@ from ray.train.torch import TorchConfig
 from radioplat.cluster.ray_cluster import joined, ray_train_settings, worker_resources
 from radioplat.cluster.resources import teacher_gpus, teachers_and_decoding
 from radioplat.common.sigterm import forwarding_sigterm, install_handler, stop_requested
+from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.design.run import Run
+from radioplat.design.stages import resting
 from radioplat.errors import Stopped, TrainingError, wrapped_error
 from radioplat.launch.ray.elastic import ElasticTrainer
 from radioplat.launch.ray.entry import train_function
+from radioplat.launch.ray.groups import groups_of, opened, run_side_by_side
 from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, start_pool, stop_pool
 from radioplat.tracking.attempts.attempts import LOST, Attempts
 from radioplat.tracking.attempts.logs import attempt_folder, begun
+from radioplat.training.checkpoints.checkpoint import newest
 from radioplat.training.watch.collective_timeout import collective_timeout
 
 
@@ -34,49 +39,115 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
         TrainingError, WeightsError: raised in a worker or a teacher.
         Stopped: SIGTERM was received, and a checkpoint is saved.
     """
-    with joined(run.spec, run.frozen_teachers) as gpus, _on_sigterm(), _pools(run, gpus) as pools, ray_train_settings():
-        spec = run.spec
-        fewest, most = spec.worker_bounds
+    groups = groups_of(run)
+    with (
+        joined(run.spec, run.frozen_teachers, len(groups)) as gpus,
+        _on_sigterm(),
+        _pools(run, gpus) as pools,
+        ray_train_settings(),
+        _shared_reads(groups) as shared,
+    ):
+        fewest, most = run.spec.worker_bounds
         if not gpus:
             count = f"{most}" if fewest == most else f"{fewest} to {most}"
-            say(f"this cluster has no GPU: the run has {count} CPU worker(s)")
-        outside_workers = teachers_and_decoding(spec, run.frozen_teachers, gpus)
-        trainer = ElasticTrainer(
-            train_function,
-            train_loop_config={"run_and_pools": cloudpickle.dumps((run, pools))},
-            torch_config=TorchConfig(
-                backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
-            ),
-            scaling_config=ScalingConfig(
-                num_workers=most if fewest == most else (fewest, most),
-                elastic_resize_monitor_interval_s=spec.train.resize_interval_s,
-                use_gpu=gpus,
-                resources_per_worker={
-                    "CPU": spec.cluster.cpus_per_worker,
-                    **({"GPU": 1} if gpus else {}),
-                    **worker_resources(spec, ray.cluster_resources()),
-                },
-            ),
-            run_config=RunConfig(
-                name="ray_train",
-                storage_path=str(run.folder / "ray"),
-                failure_config=FailureConfig(max_failures=spec.train.most_failures, max_preemption_failures=-1),
-            ),
-            folder=run.folder,
-            others={"CPU": outside_workers.cpus, "GPU": outside_workers.gpus},
-        )
-        before = Attempts(run.folder).last
-        try:
-            with forwarding_sigterm(trainer.stop), _interruptible():
-                ended = trainer.fit().return_value
-        except Exception as error:
-            cause = wrapped_error(error)
-            if stop_requested() and cause is None:
-                raise Stopped from None
-            cause = cause or _lost_too_often(run, before)
-            raise cause if cause is not None else error from None
-        if ended is not None:
-            raise ended
+            of_each = f" for each of {len(groups)} students" if shared else ""
+            say(f"this cluster has no GPU: the run has {count} CPU worker(s){of_each}")
+        with contextlib.ExitStack() as stack:
+            ready = [stack.enter_context(opened(group, say)) for group in groups]
+            trainers = [_trainer(group, pools, shared, gpus, len(groups)) for group in ready]
+
+            def stop() -> None:
+                """Ask all groups to save and end."""
+                for trainer in trainers:
+                    trainer.stop()
+
+            with forwarding_sigterm(stop):
+                if shared is None:
+                    _fit(ready[0], trainers[0])
+                    return
+
+                def fit(group: Run, trainer: ElasticTrainer) -> None:
+                    """Train a group; the others go on without it."""
+                    try:
+                        _fit(group, trainer)
+                    finally:
+                        shared.leave(group.name)
+
+                pairs = zip(ready, trainers, strict=True)
+                run_side_by_side([partial(fit, group, trainer) for group, trainer in pairs], stop)
+
+
+def _trainer(
+    run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None, gpus: bool, groups: int
+) -> ElasticTrainer:
+    """Return the trainer of a group of workers.
+
+    Args:
+        groups: number of groups; each leaves the others their fewest workers.
+    """
+    spec = run.spec
+    fewest, most = spec.worker_bounds
+    outside_workers = teachers_and_decoding(spec, run.frozen_teachers, gpus)
+    of_others = fewest * (groups - 1)
+    cpus, cards = outside_workers.cpus + of_others * spec.cluster.cpus_per_worker, outside_workers.gpus
+    return ElasticTrainer(
+        train_function,
+        train_loop_config={"arguments": cloudpickle.dumps((run, pools, shared))},
+        torch_config=TorchConfig(
+            backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
+        ),
+        scaling_config=ScalingConfig(
+            num_workers=most if fewest == most else (fewest, most),
+            elastic_resize_monitor_interval_s=spec.train.resize_interval_s,
+            use_gpu=gpus,
+            resources_per_worker={
+                "CPU": spec.cluster.cpus_per_worker,
+                **({"GPU": 1} if gpus else {}),
+                **worker_resources(spec, ray.cluster_resources()),
+            },
+        ),
+        run_config=RunConfig(
+            name="ray_train",
+            storage_path=str(run.folder / "ray"),
+            failure_config=FailureConfig(max_failures=spec.train.most_failures, max_preemption_failures=-1),
+        ),
+        folder=run.folder,
+        others={"CPU": cpus, "GPU": cards + (of_others if gpus else 0)},
+    )
+
+
+def _fit(run: Run, trainer: ElasticTrainer) -> None:
+    """Run the workers of a group to the end.
+
+    Raises:
+        TrainingError, WeightsError: raised in a worker or a teacher.
+        Stopped: SIGTERM was received, and a checkpoint is saved.
+    """
+    before = Attempts(run.folder).last
+    try:
+        with _interruptible():
+            ended = trainer.fit().return_value
+    except Exception as error:
+        cause = wrapped_error(error)
+        if stop_requested() and cause is None:
+            raise Stopped from None
+        cause = cause or _lost_too_often(run, before)
+        raise cause if cause is not None else error from None
+    if ended is not None:
+        raise ended
+
+
+@contextlib.contextmanager
+def _shared_reads(groups: list[Run]) -> Iterator[SharedReads | None]:
+    """Start what several groups of workers read together; None for one group."""
+    if len(groups) == 1:
+        yield None
+        return
+    shared = SharedReads([group.name for group in groups])
+    try:
+        yield shared
+    finally:
+        shared.end()
 
 
 @contextlib.contextmanager
@@ -102,15 +173,19 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
-    """Start the run's teacher pools and stop them at the end. They load weights while the workers start."""
+    """Start the run's teacher pools and stop them at the end. They load weights while the workers start, except those
+    that the stage in which the run begins is taught without."""
     pools: dict[str, RemoteTeacher] = {}
+    begun_at = min(0 if (last := newest(each.folder)) is None else last[1].global_step for each in run.students)
+    away = resting(run.partitions.away, run.total_steps, begun_at)
     try:
         for teacher in run.frozen_teachers:
             if teacher.service.placement is not Placement.inline:
                 cards = teacher_gpus(teacher.service.num_gpus, gpus)
                 # A pool serves all attempts of this command, so its log is in the folder of the first of them.
                 log = attempt_folder(run.folder, begun(run.folder) + 1) / f"teacher_{teacher.name}.log"
-                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards, log)
+                rests = teacher.name in away
+                pools[teacher.name] = start_pool(teacher, run.grids[teacher.name], cards, log, rests)
         yield pools
     finally:
         for pool in pools.values():

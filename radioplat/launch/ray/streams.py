@@ -17,6 +17,7 @@ from radioplat.common import collectives
 from radioplat.data.batch import Batch
 from radioplat.data.loading.closeable import CloseableIterator
 from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_stream, steps_per_execution
+from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
 from radioplat.training.watch.rank_context import RankContext
@@ -33,10 +34,13 @@ class Streams:
 
     Args:
         say: gets a line when the coordinator of an execution died.
+        shared: of several groups of workers; None: there is one.
     """
 
-    def __init__(self, run: Run, rank_context: RankContext, say: Callable[[str], None]) -> None:
-        self._run, self._rank, self._say = run, rank_context.rank, say
+    def __init__(
+        self, run: Run, rank_context: RankContext, say: Callable[[str], None], shared: SharedReads | None = None
+    ) -> None:
+        self._run, self._rank, self._say, self._shared = run, rank_context.rank, say, shared
         nodes = collectives.gather_objects(ray.get_runtime_context().get_node_id())
         self._ranks = [rank for rank, node in enumerate(nodes) if node == nodes[self._rank]]
         self._store = self._open_store()
@@ -50,7 +54,14 @@ class Streams:
         self._reads += 1
         part = partial(self._part, self._reads, schedule)
         span = steps_per_execution(self._run.reader_arguments, schedule, len(self._ranks))
-        return read_in_turn(part, start, stop, span, schedule, self._rank)
+        # One rank waits for the other groups, and the others of its own group for that one.
+        before = self._begin if self._shared is not None and self._rank == 0 else None
+        return read_in_turn(part, start, stop, span, schedule, self._rank, before)
+
+    def _begin(self, step: int, closed: Callable[[], bool]) -> None:
+        """Wait until the other groups have begun the step before."""
+        assert self._shared is not None
+        self._shared.begin(self._run.name, step, closed)
 
     def _part(self, read: int, schedule: MicroBatchSchedule, first: int, last: int) -> CloseableIterator[Batch]:
         """Return the batches of steps ``first`` to ``last``; the execution is opened with the first of them."""
@@ -117,6 +128,7 @@ class Streams:
             own,
             tasks=self._run.spec.dataset.workers * len(ranks),
             cpus_per_task=self._run.spec.cluster.cpus_per_decode,
+            shared=self._shared,
         )
 
     def _open_store(self) -> TCPStore:

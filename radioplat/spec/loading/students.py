@@ -11,7 +11,7 @@ from typing import Any
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.load import load_spec, spec_tree
 from radioplat.spec.resolved.teacher import resolve_teachers
-from radioplat.spec.schema.distill import StudentConfig
+from radioplat.spec.schema.distill import StudentConfig, StudentPlacement
 from radioplat.spec.schema.root import Spec
 
 STUDENTS = "distill.students"
@@ -58,7 +58,7 @@ def own_problem(student: StudentConfig, place: int, problem: Problem) -> Problem
 
 def _spec(spec: Spec, student: StudentConfig) -> Spec:
     tree = spec_tree(spec)
-    tree["distill"] |= {"students": [], "results_dir": None}
+    tree["distill"] |= {"students": [], "placement": StudentPlacement.together, "results_dir": None}
     home = Path(spec.results_dir) / FOLDER / student.name
     tree["results_dir"] = str(home)
     tree["dataset"]["index_dir"] = spec.dataset.index_dir or str(Path(spec.results_dir) / "index")

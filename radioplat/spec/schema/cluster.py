@@ -92,13 +92,9 @@ class TeacherServiceConfig:
     recovery_timeout_s: float = number(1800.0, above=0, at_most=SECONDS)
     cache: bool = True  # use feature_cache for this teacher, if the run has one
     pool: str | None = None  # name of a pool that outlives the run and is shared with others; see `radioplat teachers`
-    # bytes of answers that a replica of a named pool keeps: equal requests of several runs are computed once; 0: none
+    # bytes of answers that a replica of a named pool, or of distill.placement: spread, keeps: equal requests of several
+    # runs or students are computed once; 0: none
     recent_bytes: int = number(268_435_456, at_least=0)
-
-    @property
-    def remembers(self) -> bool:
-        """Whether replicas keep their last answers for equal requests of other runs."""
-        return bool(self.pool and self.recent_bytes)
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -265,6 +265,13 @@ class StageConfig:
     lr: float | None = number(None, above=0)
 
 
+class StudentPlacement(str, Enum):
+    """Workers of several students."""
+
+    together = "together"  # every worker trains all students, one after another
+    spread = "spread"  # each student has workers of its own, for students that do not fit on a GPU together
+
+
 @dataclass
 class StudentConfig:
     """(+) One student of several: its name, and the fields of the spec that it has for itself."""
@@ -397,4 +404,6 @@ class DistillConfig:
     stages: list[StageConfig] = field(default_factory=list)  # (+) in this order; together they are the whole run
     # (+) several students that learn from one pass of the teachers; empty: one, that of section model
     students: list[StudentConfig] = field(default_factory=list)
+    # (+) of several students: spread gives each workers of its own, with one stream and the same teachers for all
+    placement: StudentPlacement = StudentPlacement.together
     then: list[str] = field(default_factory=list)  # (+) tasks to run afterwards on the trained student, in this order

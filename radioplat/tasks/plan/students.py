@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from radioplat.cluster.resources import demand_of, shortages
 from radioplat.common import terminal
-from radioplat.errors import SpecError
+from radioplat.errors import Problem, SpecError
 from radioplat.launch.members import unlike
 from radioplat.launch.preflight.memory import MEMORY
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.spec.checks.teaching.students import students_problems
 from radioplat.spec.loading.students import own_problem, student_specs
+from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.plan.findings import Plan
 from radioplat.tasks.plan.run import plan_of
@@ -45,8 +47,27 @@ def plan_students(spec: Spec, command: str, level: Level) -> Plan:
     if prepared and not whole.problems and level >= Level.data:
         whole.problems += unlike([one.run() for one in prepared.values()], list(prepared))
     whole.models.sort(key=lambda line: line.name not in prepared)  # the students first
-    _add_memory(whole, list(prepared.values()))
+    if spec.distill.placement is StudentPlacement.spread:
+        _add_groups(whole, prepared)
+    else:
+        _add_memory(whole, list(prepared.values()))
     return whole
+
+
+def _add_groups(whole: Plan, prepared: dict[str, Preflight]) -> None:
+    """Compare what all groups of workers need with what the cluster has, and list the memory of a GPU by student."""
+    facts = {name: one.facts[MEMORY] for name, one in prepared.items() if MEMORY in one.facts}
+    if facts:
+        whole.facts[MEMORY] = "; ".join(f"{name}: {fact}" for name, fact in facts.items())
+    first = next(iter(prepared.values()), None)
+    if first is None or first.resources is None or first.models is None or whole.problems:
+        return
+    outer = [teacher for teacher in first.models.teachers if not teacher.inside]
+    demand = demand_of(first.spec, outer, first.resources.gpus > 0, groups=len(prepared))
+    hint = f"Each of {len(prepared)} students has workers of its own: add nodes, or set distill.placement: together."
+    whole.problems += [
+        Problem(problem.message, "distill.placement", hint) for problem in shortages(demand, first.resources)
+    ]
 
 
 def _add_memory(whole: Plan, prepared: list[Preflight]) -> None:
@@ -66,5 +87,6 @@ def _add_memory(whole: Plan, prepared: list[Preflight]) -> None:
     if has and total > has:
         whole.warnings.append(
             f"a worker needs more than {terminal.size(total)} for {len(each)} students, and a GPU has at most "
-            f"{terminal.size(has)}: raise train.zero_stage, set train.offload, or train fewer students at once"
+            f"{terminal.size(has)}: raise train.zero_stage, set train.offload, or give each student workers of its "
+            "own with distill.placement: spread"
         )

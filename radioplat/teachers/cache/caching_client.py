@@ -73,6 +73,14 @@ class CachedTeacher:
         """Return the current resources of the teacher."""
         return self._client.held()
 
+    def rest(self) -> None:
+        """Free the resources of the teacher."""
+        self._client.rest()
+
+    def wake(self) -> None:
+        """Let the teacher prepare for requests."""
+        self._client.wake()
+
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> _Seen:
         """Return the view without sending it; without ``batch`` the cache is not used for it."""
         return _Seen(pixels, batch, self._places)

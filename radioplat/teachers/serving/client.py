@@ -50,6 +50,14 @@ class TeacherClient(Protocol):
         """Return its current resources, for all workers of the run, without a remote call."""
         ...
 
+    def rest(self) -> None:
+        """Free its resources as far as it can: it is not asked for many steps. It can be asked at any time."""
+        ...
+
+    def wake(self) -> None:
+        """Prepare for requests after :meth:`rest`; returns at once."""
+        ...
+
 
 class InlineTeacher:
     """A teacher inside the training worker (``placement: inline``, and local mode).
@@ -71,6 +79,12 @@ class InlineTeacher:
         self._ahead = device != "cpu"
         gpus = 0.0 if device == "cpu" else teacher.service.num_gpus or 0.0
         self._held = Held(workers, gpus, teacher.service.num_cpus)
+
+    def rest(self) -> None:
+        """Do nothing: its weights stay on the worker's device."""
+
+    def wake(self) -> None:
+        """Do nothing."""
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> np.ndarray:
         """Return the pixels: nothing is sent."""

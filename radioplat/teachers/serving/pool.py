@@ -65,11 +65,14 @@ def _file(path: str | None) -> str:
     return path
 
 
-def open_pool_controller(teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None) -> ray.actor.ActorHandle:
+def open_pool_controller(
+    teacher: ResolvedTeacher, num_gpus: float, log: Path | None = None, rests: bool = False
+) -> ray.actor.ActorHandle:
     """Return the controller of the pool of ``teacher``: the named one, started if necessary, or one for this run.
 
     Args:
         log: file for the output of the replicas, of a pool for this run; a named one has none.
+        rests: a pool for this run begins without replicas.
 
     Raises:
         SpecError: the named pool serves another teacher, or the same with other settings.
@@ -77,7 +80,7 @@ def open_pool_controller(teacher: ResolvedTeacher, num_gpus: float, log: Path | 
     options = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
     name = teacher.service.pool
     if not name:
-        return ray.remote(PoolController).options(**options).remote(teacher, num_gpus, {}, log)
+        return ray.remote(PoolController).options(**options).remote(teacher, num_gpus, {}, log, rests)
     ours = fingerprint(teacher, num_gpus > 0)
     controller = (
         ray.remote(PoolController)

@@ -39,21 +39,45 @@ class PoolController:
         num_gpus: of each replica.
         fingerprint: of the files that replicas load, as they are now; they may be replaced later.
         log: file for the output of the replicas.
+        rests: begin without replicas, which then start once somebody asks for them.
     """
 
     def __init__(
-        self, teacher: ResolvedTeacher, num_gpus: float, fingerprint: dict[str, str], log: Path | None = None
+        self,
+        teacher: ResolvedTeacher,
+        num_gpus: float,
+        fingerprint: dict[str, str],
+        log: Path | None = None,
+        rests: bool = False,
     ) -> None:
         self._teacher, self._num_gpus, self._log = teacher, num_gpus, log
         self._least, self._most = teacher.service.bounds
         self._fingerprint = fingerprint
-        self._replicas = [self._start() for _ in range(self._least)]
+        self._rests = rests
+        self._replicas = [] if rests else [self._start() for _ in range(self._least)]
         self._lock = threading.Lock()
         if self._most > self._least:
             threading.Thread(target=self._scale, name="scale", daemon=True).start()
 
     def replicas(self) -> list:
-        """Return handles of the replicas that accept requests now."""
+        """Return handles of the replicas that accept requests now; a pool that rests starts its replicas."""
+        self.wake()
+        return self._running()
+
+    def rest(self) -> None:
+        """End the replicas, and free their resources, until :meth:`wake` or :meth:`replicas` is called."""
+        with self._lock:
+            replicas, self._replicas, self._rests = self._replicas, [], True
+        for replica in replicas:
+            ray.kill(replica)
+
+    def wake(self) -> None:
+        """Start the replicas of a pool that rests; returns before they have loaded their weights."""
+        with self._lock:
+            if self._rests:
+                self._replicas, self._rests = [self._start() for _ in range(self._least)], False
+
+    def _running(self) -> list:
         with self._lock:
             return list(self._replicas)
 
@@ -68,7 +92,7 @@ class PoolController:
     def restart(self, place: str, process: int) -> bool:
         """Restart the replica with actor id ``place`` if its process is still ``process``; several students may call
         it."""
-        for replica in self.replicas():
+        for replica in self._running():
             if replica._actor_id.hex() == place:
                 health = health_of(replica)
                 if health is not None and health.process == process:
@@ -78,7 +102,7 @@ class PoolController:
 
     def status(self) -> PoolStatus:
         """Return the status of the pool."""
-        statuses = [health_of(replica) for replica in self.replicas()]
+        statuses = [health_of(replica) for replica in self._running()]
         alive = [health for health in statuses if health is not None]
         return PoolStatus(
             self._teacher.name,
@@ -98,7 +122,7 @@ class PoolController:
         busy = idle = 0
         while True:
             time.sleep(_LOOK_S)
-            replicas = self.replicas()
+            replicas = self._running()
             statuses = [p for p in map(health_of, replicas) if p is not None]
             if not statuses:
                 continue
@@ -120,11 +144,16 @@ class PoolController:
         except ray.exceptions.RayError:
             return
         with self._lock:
-            self._replicas.append(replica)
+            if not self._rests:
+                self._replicas.append(replica)
+                return
+        ray.kill(replica)
 
     def _shrink(self) -> None:
         """Remove one replica, after it has completed its requests."""
         with self._lock:
+            if len(self._replicas) <= self._least:  # it rests meanwhile
+                return
             replica = self._replicas.pop()
         while (health := health_of(replica)) is not None and health.waiting:
             time.sleep(_LOOK_S)

@@ -39,8 +39,10 @@ class RemoteTeacher:
 
     Attributes:
         least: its fewest replicas, and the GPUs and CPUs of each.
+        remembers: whether replicas compute equal requests once, so that each request has one that it belongs to.
         say: called when a lost replica delays results.
         direct: whether features are sent from device to device; see :meth:`choose_transport`.
+        rests: whether its pool has no replicas, in a stage that is taught without it.
         turn: counter that chooses among equally busy replicas. Each of a group of workers starts with its rank: if all
             started with the same value, all would use one replica at a time.
     """
@@ -51,14 +53,17 @@ class RemoteTeacher:
     wanted: frozenset[str]
     service: TeacherServiceConfig
     least: Held
+    remembers: bool = False
     say: Callable[[str], None] = _report_nothing
     direct: bool = False
+    rests: bool = False
     turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # two runs that share a pool have equal ranks
     _replicas: list = field(default_factory=list)
     _size: int = 0  # replicas in the last listing, including other nodes
     _listed_at: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> number of our open requests
     _restarted: set = field(default_factory=set)  # actor ids whose features use the object store from now on
+    _to_choose: tuple[str, bool] | None = None  # arguments of choose_transport, for when replicas are there
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> SharedView:
         """Put the view into the object store, once for all teachers that use it."""
@@ -72,8 +77,25 @@ class RemoteTeacher:
             TrainingError: no replica came back within ``recovery_timeout_s``.
             TeacherOutOfMemory: a forward does not fit into the memory of the replica.
         """
+        if self._to_choose is not None:
+            arguments, self._to_choose, self.rests = self._to_choose, None, False
+            self.choose_transport(*arguments)
         request = _Request(self, shared)
         return request.wait
+
+    def rest(self) -> None:
+        """Free the resources of the pool until it is asked again; a named pool stays for other runs."""
+        if self.service.pool:
+            return
+        self.rests = True
+        self.forget_replicas()
+        ray.get(self.controller.rest.remote())
+
+    def wake(self) -> None:
+        """Let the replicas of a pool that rests start."""
+        if self.rests:
+            self.rests = False
+            self.controller.wake.remote()
 
     def precision(self) -> str:
         """Return the dtype that the teacher computes in, ``tf32`` for fp32 multiplied as TF32.
@@ -100,6 +122,9 @@ class RemoteTeacher:
         Raises:
             PlacementError: the spec sets ``nixl``, and one end does not have it.
         """
+        if self.rests:
+            self._to_choose = (device, cached)
+            return
         wanted = self.service.transport
         if wanted is Transport.auto:
             if device == "cpu" or not self.least.num_gpus or cached:
@@ -121,7 +146,7 @@ class RemoteTeacher:
 
     def held(self) -> Held:
         """Return the current resources of the teacher; of an elastic pool it is some seconds old."""
-        return replace(self.least, replicas=self._size or self.least.replicas)
+        return replace(self.least, replicas=0 if self.rests else self._size or self.least.replicas)
 
     def replicas(self) -> list:
         """Return the replicas that accept requests now."""
@@ -174,7 +199,7 @@ class _Request:
 
     def __init__(self, teacher: RemoteTeacher, shared: SharedView) -> None:
         self._teacher, self._pixels = teacher, shared.reference
-        self._key = shared.key if teacher.service.remembers else None
+        self._key = shared.key if teacher.remembers else None
         self._restarts = 0
         self._send()
 
@@ -247,7 +272,7 @@ class _Request:
 
 
 def start_pool(
-    teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float, log: Path | None = None
+    teacher: ResolvedTeacher, grid: tuple[int, int], num_gpus: float, log: Path | None = None, rests: bool = False
 ) -> RemoteTeacher:
     """Start the pool of ``teacher``, or join the named one. :func:`await_pool` waits for it, so that pools load in
     parallel.
@@ -255,9 +280,9 @@ def start_pool(
     Args:
         grid: the loss grid, rows and columns.
         num_gpus: of each replica; 0 runs it on the CPU.
-        log: see :func:`radioplat.teachers.serving.pool.open_pool_controller`.
+        log, rests: see :func:`radioplat.teachers.serving.pool.open_pool_controller`.
     """
-    service, controller = teacher.service, open_pool_controller(teacher, num_gpus, log)
+    service, controller = teacher.service, open_pool_controller(teacher, num_gpus, log, rests)
     gpus, cpus = num_gpus, service.num_cpus
     if service.pool:  # the size of a replica was chosen when the pool was started
         gpus, cpus = ray.get(controller.replica_size.remote())
@@ -268,6 +293,8 @@ def start_pool(
         teacher.wanted,
         service,
         Held(service.bounds[0], gpus, cpus),
+        teacher.remembers,
+        rests=rests and not service.pool,
     )
 
 

@@ -95,6 +95,7 @@ class Students:
         """Run steps; return the roll-backs of the first step that has any, which must follow; {} at the end."""
         for step in self._steps_left:
             self._common.phases.at(step)
+            self._common.rests.at(step)
             records, backs = self._step(step, feed)
             collect_at(step)
             self._save(step, records, backs)

@@ -23,6 +23,7 @@ from radioplat.training.checkpoints.persistence import Persistence
 from radioplat.training.engine.registry import build_engine
 from radioplat.training.feed.arrival import Arrival
 from radioplat.training.feed.micro_batches import MicroBatches
+from radioplat.training.feed.stage_rests import StageRests
 from radioplat.training.guards.loss_spikes import RollBack
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.hooks.step_record import StepRecord
@@ -46,6 +47,7 @@ class Common:
         phases: set to the current activity, for the watchdog.
         halvings: how often each micro-batch is halved because memory ran out before, and a message with the reason.
         schedule: which rank has which micro-batch.
+        rests: of teachers, in stages without them.
     """
 
     home: Path
@@ -56,6 +58,7 @@ class Common:
     phases: Phases
     halvings: tuple[int, str]
     schedule: MicroBatchSchedule
+    rests: StageRests
 
 
 class Trainer:

@@ -21,6 +21,7 @@ from radioplat.training.checkpoints.persistence import Persistence, last_attempt
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.feed.prefetch import Prefetch
+from radioplat.training.feed.stage_rests import StageRests
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.ended_student import EndedStudent
@@ -91,7 +92,7 @@ def run_worker(
         consumers = [place for place in places if firsts[place].consumes]
         feeder = stack.enter_context(feed(firsts[consumers[0]].first_stop if consumers else stop))
         data = RunData.load(run.data_dir, run.spec.dataset.train_dataset)
-        common = Common(run.folder, data, clock, accounts, pauses, phases, halvings, schedule)
+        common = Common(run.folder, data, clock, accounts, pauses, phases, halvings, schedule, StageRests(run, clients))
         students: Students | None = None
         ahead: Prefetch | None = None
 

@@ -70,6 +70,24 @@ def same(packed, other) -> bool:
     return np.array_equal(packed.summary, other.summary) and np.array_equal(packed.spatial, other.spatial)
 
 
+def test_a_pool_that_rests_frees_its_process_until_it_is_asked(pool, timm_teacher):
+    teacher, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": 8, "num_cpus": 0.5})
+    rested = pool(teacher)
+    before = ask(rested, [1])[0]()
+    first = health_of(rested.replicas()[0]).process
+    assert rested.held().replicas == 1
+    rested.rest()
+    assert rested.held().replicas == 0 and ray.get(rested.controller.status.remote()).replicas == 0
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{first}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{first}")
+    assert same(ask(rested, [1])[0](), before)  # asked too early: it starts
+    rested.rest()
+    rested.wake()
+    assert rested.held().replicas == 1 and same(ask(rested, [1])[0](), before)
+
+
 @pytest.mark.proof
 def test_a_pool_that_others_ask_too_gives_the_same_bits(pool, timm_teacher):
     plain, _ = timm_teacher("test_vit", mode="combo", loss_type="MSE", service={"max_batch": 8, "num_cpus": 0.5})

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from radioplat.errors import Problem
 from radioplat.spec.loading.students import STUDENTS
-from radioplat.spec.schema.distill import StudentConfig
+from radioplat.spec.schema.cluster import ClusterMode
+from radioplat.spec.schema.distill import StudentConfig, StudentPlacement
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
 
@@ -39,12 +40,19 @@ OWN_TRAIN = (
     "hooks",
 )
 # Fields of `distill` that all students have in common: what the teachers are asked, and what follows.
-COMMON_DISTILL = ("teacher", "students", "scheme", "partitions", "stages", "then", "results_dir")
+COMMON_DISTILL = ("teacher", "students", "placement", "scheme", "partitions", "stages", "then", "results_dir")
 
 
 def students_problems(spec: Spec) -> Iterator[Problem]:
     """Yield problems of the list itself; those of a student's own spec are its own."""
     students = spec.distill.students
+    spread = spec.distill.placement is StudentPlacement.spread
+    if spread and len(students) < 2:
+        hint = "List them in distill.students, or leave distill.placement out."
+        yield Problem("workers of their own are for several students", "distill.placement", hint)
+    if spread and spec.cluster.mode is ClusterMode.local:
+        hint = "Set cluster.mode: ray, or distill.placement: together."
+        yield Problem("in local mode there is one process for all students", "distill.placement", hint)
     if not students:
         return
     if spec.model.task is not ModelTask.features:
