@@ -47,8 +47,6 @@ class Run:
         spread: each student of the family has workers of its own.
         name: of a student in a family.
         home: likewise the folder of the whole.
-        group_of: of the workers of one student of several (``distill.placement: spread``): the folder of the whole run,
-            which has the data of all.
         working_dir: that of the driver, to which relative paths of the spec are relative.
         lease: token of the run's lease of the results folder; see :mod:`radioplat.tracking.lease`.
     """
@@ -78,7 +76,6 @@ class Run:
     spread: bool = False
     name: str = ""
     home: Path | None = None
-    group_of: Path | None = None
     working_dir: Path = field(default_factory=Path.cwd)
 
     @property
@@ -134,7 +131,7 @@ class Run:
     @property
     def data_dir(self) -> Path:
         """The run's own copy of the index."""
-        return (self.group_of or self.folder) / "data"
+        return self.folder / "data"
 
     @property
     def target_widths(self) -> dict[tuple[str, str], int]:

@@ -73,8 +73,9 @@ def test_it_equals_one_process(counted, make_spec, distil, tmp_path, ray_environ
     rows = [line.split()[1] for line in (tmp_path / "counts").read_text().splitlines()]
     forwards = rows.count("2")  # of a micro-batch; loading a teacher takes forwards of one image
     assert STEPS * MICRO_BATCHES <= forwards <= STEPS * MICRO_BATCHES * 1.05, forwards
-    groups = tmp_path / "spread" / "distill" / "groups"
-    assert sorted(Attempts(groups / each["name"]).last for each in STUDENTS) == [1, 1, 2]  # one group alone restarted
+    folders = [tmp_path / "spread" / "students" / each["name"] / "distill" for each in STUDENTS]
+    assert sorted(Attempts(folder).last for folder in folders) == [1, 1, 2]  # one group alone restarted
+    assert all(result.account is not None for result in spread.result.students.values())
     for each in STUDENTS:
         ours, theirs = spread.result.students[each["name"]], one.result.students[each["name"]]
         for file in FILES:

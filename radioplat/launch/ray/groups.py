@@ -6,63 +6,47 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from radioplat.design.run import Run
+from radioplat.errors import RadioplatError, TrainingError
 from radioplat.tracking.attempts.attempts import Attempts
-from radioplat.tracking.lease import Lease
 from radioplat.training.accounting.accounts import session
-from radioplat.training.accounting.folder_versions import prepare_run
-
-FOLDER = "groups"  # in the folder of a run: a folder for each group
 
 
 def groups_of(run: Run) -> list[Run]:
     """Return the run of each group; the run itself if one group trains all students.
 
-    The run of a group has one student, and the samples, views and questions to teachers of all. Its folder has the
-    group's attempts, logs and account of time.
+    The run of a group has one student, and the samples, views and questions to teachers of all. It is in the student's
+    folder, which has its attempts, logs and account of time, as that of a student that is trained alone.
     """
     if len(run.family) < 2 or not run.spread:
         return [run]
-    groups = []
-    for student in run.family:
-        folder = run.folder / FOLDER / student.name
-        own = dataclasses.replace(student, home=folder)
-        parts: dict[str, Any] = {
-            "folder": folder,
-            "home": folder,
-            "name": student.name,
-            "spec": own.spec,
-            "family": (own,),
-        }
-        groups.append(dataclasses.replace(run, **parts, group_of=run.folder))
-    return groups
+    return [
+        dataclasses.replace(
+            run,
+            folder=student.folder,
+            home=student.folder,
+            lease=student.lease,
+            name=student.name,
+            spec=student.spec,
+            family=(dataclasses.replace(student, home=student.folder),),
+        )
+        for student in run.family
+    ]
 
 
 @contextlib.contextmanager
-def opened(group: Run, say: Callable[[str], None]) -> Iterator[Run]:
-    """Hold the lease of a group's folder during the block, and record its attempts and time; yield its run.
-
-    Raises:
-        LeaseTaken: another run writes the folder.
-    """
-    if group.group_of is None:
-        yield group
-        return
-    group.folder.mkdir(parents=True, exist_ok=True)
-    with Lease(group.folder, say) as lease:
-        for line in prepare_run(group.folder):
-            say(line)
-        attempts = Attempts(group.folder)
-        attempts.end("unknown", "its driver, or the whole cluster, was lost")
-        with session(group.folder):
-            try:
-                yield dataclasses.replace(group, lease=lease.token)
-            except BaseException as error:
-                attempts.end("error", str(error) or type(error).__name__)
-                raise
-            attempts.end("done")
+def recorded(group: Run) -> Iterator[None]:
+    """Record the attempts and the time of a group in its student's folder."""
+    attempts = Attempts(group.folder)
+    attempts.end("unknown", "its driver, or the whole cluster, was lost")
+    with session(group.folder):
+        try:
+            yield
+        except BaseException as error:
+            attempts.end("error", str(error) or type(error).__name__)
+            raise
+        attempts.end("done")
 
 
 def run_side_by_side(work: Sequence[Callable[[], None]], stop: Callable[[], None]) -> None:
@@ -72,7 +56,8 @@ def run_side_by_side(work: Sequence[Callable[[], None]], stop: Callable[[], None
         stop: asks all of them to end soon; called if this thread is interrupted.
 
     Raises:
-        BaseException: the error of the first function that has one, once all have ended.
+        TrainingError: with the problems of all functions, if several failed, once all have ended.
+        BaseException: else the error of the first one.
     """
     errors: dict[int, BaseException] = {}
 
@@ -93,5 +78,9 @@ def run_side_by_side(work: Sequence[Callable[[], None]], stop: Callable[[], None
     except BaseException:
         stop()
         raise
-    if errors:
-        raise errors[min(errors)]
+    raised = [errors[place] for place in sorted(errors)]
+    known = [error for error in raised if isinstance(error, RadioplatError)]
+    if len(known) > 1:
+        raise TrainingError(*dict.fromkeys(problem for error in known for problem in error.problems))
+    for error in known or raised:
+        raise error

@@ -22,7 +22,7 @@ from radioplat.design.stages import resting
 from radioplat.errors import Stopped, TrainingError, wrapped_error
 from radioplat.launch.ray.elastic import ElasticTrainer
 from radioplat.launch.ray.entry import train_function
-from radioplat.launch.ray.groups import groups_of, opened, run_side_by_side
+from radioplat.launch.ray.groups import groups_of, recorded, run_side_by_side
 from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, start_pool, stop_pool
 from radioplat.tracking.attempts.attempts import LOST, Attempts
@@ -52,29 +52,28 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             count = f"{most}" if fewest == most else f"{fewest} to {most}"
             of_each = f" for each of {len(groups)} students" if shared else ""
             say(f"this cluster has no GPU: the run has {count} CPU worker(s){of_each}")
-        with contextlib.ExitStack() as stack:
-            ready = [stack.enter_context(opened(group, say)) for group in groups]
-            trainers = [_trainer(group, pools, shared, gpus, len(groups)) for group in ready]
+        trainers = [_trainer(group, pools, shared, gpus, len(groups)) for group in groups]
 
-            def stop() -> None:
-                """Ask all groups to save and end."""
-                for trainer in trainers:
-                    trainer.stop()
+        def stop() -> None:
+            """Ask all groups to save and end."""
+            for trainer in trainers:
+                trainer.stop()
 
-            with forwarding_sigterm(stop):
-                if shared is None:
-                    _fit(ready[0], trainers[0])
-                    return
+        with forwarding_sigterm(stop):
+            if shared is None:
+                _fit(run, trainers[0])
+                return
 
-                def fit(group: Run, trainer: ElasticTrainer) -> None:
-                    """Train a group; the others go on without it."""
-                    try:
+            def fit(group: Run, trainer: ElasticTrainer) -> None:
+                """Train a group; the others go on without it."""
+                try:
+                    with recorded(group):
                         _fit(group, trainer)
-                    finally:
-                        shared.leave(group.name)
+                finally:
+                    shared.leave(group.name)
 
-                pairs = zip(ready, trainers, strict=True)
-                run_side_by_side([partial(fit, group, trainer) for group, trainer in pairs], stop)
+            pairs = zip(groups, trainers, strict=True)
+            run_side_by_side([partial(fit, group, trainer) for group, trainer in pairs], stop)
 
 
 def _trainer(
