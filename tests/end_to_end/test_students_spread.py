@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -70,6 +71,12 @@ def test_it_equals_one_process(counted, make_spec, distil, tmp_path, ray_environ
     with counting(tmp_path / "counts"):
         spread = distil(counted(tmp_path / "spread", changes))
     assert killed
+    line = next(line for line in spread.lines if line.startswith("micro-batches: "))
+    read, shared = (int(word) for word in re.findall(r"\d+", line))
+    # The group that was killed reads the steps after its checkpoint again.
+    assert shared >= 2 * STEPS * MICRO_BATCHES and read <= (2 * STEPS - 2) * MICRO_BATCHES, line
+        line
+    )  # of 24: what a killed group had in hand is read again
     rows = [line.split()[1] for line in (tmp_path / "counts").read_text().splitlines()]
     forwards = rows.count("2")  # of a micro-batch; loading a teacher takes forwards of one image
     assert STEPS * MICRO_BATCHES <= forwards <= STEPS * MICRO_BATCHES * 1.05, forwards

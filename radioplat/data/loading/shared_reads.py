@@ -149,9 +149,14 @@ class SharedReads:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._actor.leave.remote(group))
 
-    def counts(self) -> dict[str, int]:
-        """Return how many micro-batches were ``read``, and how many ``shared``: taken from another group."""
-        return ray.get(self._actor.counts.remote())
+    def counts(self) -> dict[str, int] | None:
+        """Return how many micro-batches were ``read``, and how many ``shared``: taken from another group.
+
+        None if the actor is lost.
+        """
+        with contextlib.suppress(ray.exceptions.RayError):
+            return ray.get(self._actor.counts.remote())
+        return None
 
     def end(self) -> None:
         """End the actor."""

@@ -74,6 +74,8 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
 
             pairs = zip(groups, trainers, strict=True)
             run_side_by_side([partial(fit, group, trainer) for group, trainer in pairs], stop)
+            if (counts := shared.counts()) is not None:
+                say(f"micro-batches: {counts['read']} read, {counts['shared']} taken from another student's workers")
 
 
 def _trainer(
