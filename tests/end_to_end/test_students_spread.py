@@ -75,8 +75,6 @@ def test_it_equals_one_process(counted, make_spec, distil, tmp_path, ray_environ
     read, shared = (int(word) for word in re.findall(r"\d+", line))
     # The group that was killed reads the steps after its checkpoint again.
     assert shared >= 2 * STEPS * MICRO_BATCHES and read <= (2 * STEPS - 2) * MICRO_BATCHES, line
-        line
-    )  # of 24: what a killed group had in hand is read again
     rows = [line.split()[1] for line in (tmp_path / "counts").read_text().splitlines()]
     forwards = rows.count("2")  # of a micro-batch; loading a teacher takes forwards of one image
     assert STEPS * MICRO_BATCHES <= forwards <= STEPS * MICRO_BATCHES * 1.05, forwards
