@@ -19,6 +19,7 @@ from radioplat.spec.checks.teaching.students import students_problems
 from radioplat.spec.loading.students import STUDENTS, own_problem, student_specs
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import coarser_map
+from radioplat.spec.schema.cluster import RECENT_BYTES
 from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.lease import Lease
@@ -190,7 +191,10 @@ def _asked_by_all(teacher: ResolvedTeacher, place: int, runs: Sequence[Run], spr
     grids = {run.grids[teacher.name]: "spatial" in run.teachers[place].wanted for run in runs if run.grids}
     maps = {grid for grid, compared in grids.items() if compared} - {max(grids, default=None)}
     outputs = wanted | {coarser_map(grid) for grid in maps}
-    return dataclasses.replace(teacher, also_wanted=outputs, groups=len(runs) if spread else 1)
+    service = teacher.service
+    if spread and service.recent_bytes is None:  # each group asks the same
+        service = dataclasses.replace(service, recent_bytes=RECENT_BYTES)
+    return dataclasses.replace(teacher, also_wanted=outputs, service=service)
 
 
 def _all_views(runs: Sequence[Run]) -> tuple[ViewSpec, ...]:

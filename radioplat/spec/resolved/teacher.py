@@ -66,7 +66,6 @@ class ResolvedTeacher:
         threads: in which its replicas compute on a CPU; None: as many as Ray gives them.
         fp32: how its replicas compute fp32 on GPUs.
         also_wanted: outputs that the losses of other students in the same run need.
-        groups: groups of workers in the run that ask it; see ``distill.placement``.
     """
 
     name: str
@@ -104,12 +103,6 @@ class ResolvedTeacher:
     threads: int | None = None
     fp32: Fp32Arithmetic = Fp32Arithmetic()
     also_wanted: frozenset[str] = frozenset()
-    groups: int = 1
-
-    @property
-    def remembers(self) -> bool:
-        """Whether replicas keep their last answers for equal requests of other runs or groups of workers."""
-        return (bool(self.service.pool) or self.groups > 1) and self.service.recent_bytes > 0
 
     @property
     def inside(self) -> bool:

@@ -65,6 +65,7 @@ class Transport(str, Enum):
 
 
 AUTO = "auto"  # value of teachers.<name>.replicas
+RECENT_BYTES = 268_435_456  # teachers.<name>.recent_bytes of a named pool
 
 
 @dataclass
@@ -92,9 +93,22 @@ class TeacherServiceConfig:
     recovery_timeout_s: float = number(1800.0, above=0, at_most=SECONDS)
     cache: bool = True  # use feature_cache for this teacher, if the run has one
     pool: str | None = None  # name of a pool that outlives the run and is shared with others; see `radioplat teachers`
-    # bytes of answers that a replica of a named pool, or of distill.placement: spread, keeps: equal requests of several
-    # runs or students are computed once; 0: none
-    recent_bytes: int = number(268_435_456, at_least=0)
+    # bytes of answers that a replica keeps in host memory: equal requests, of several runs or of workers that were
+    # restarted, are computed once. 0: none; unset: 268435456 (256 MiB) for a named pool and with
+    # distill.placement: spread, else none
+    recent_bytes: int | None = number(None, at_least=0)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """``recent_bytes``, or what it is where it is not set."""
+        if self.recent_bytes is not None:
+            return self.recent_bytes
+        return RECENT_BYTES if self.pool else 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether replicas keep their last answers for equal requests."""
+        return self.remembered_bytes > 0
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The last answers of a replica, so that runs that share a pool have equal requests computed once."""
+"""The last answers of a replica, so that equal requests, of several runs or of restarted workers, are computed once."""
 
 from __future__ import annotations
 

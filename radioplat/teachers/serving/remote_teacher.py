@@ -39,7 +39,6 @@ class RemoteTeacher:
 
     Attributes:
         least: its fewest replicas, and the GPUs and CPUs of each.
-        remembers: whether replicas compute equal requests once, so that each request has one that it belongs to.
         say: called when a lost replica delays results.
         direct: whether features are sent from device to device; see :meth:`choose_transport`.
         rests: whether its pool has no replicas, in a stage that is taught without it.
@@ -53,7 +52,6 @@ class RemoteTeacher:
     wanted: frozenset[str]
     service: TeacherServiceConfig
     least: Held
-    remembers: bool = False
     say: Callable[[str], None] = _report_nothing
     direct: bool = False
     rests: bool = False
@@ -164,7 +162,7 @@ class RemoteTeacher:
         """Return the replica with the fewest open requests of this worker; equally busy ones are chosen in turn.
 
         Args:
-            key: of a request that other runs may send, too: it alone decides, so that one replica gets all of them.
+            key: of a request that may come again: it alone decides, so that one replica gets all of them.
         """
         replicas = self.replicas()
         if key is not None:
@@ -199,7 +197,7 @@ class _Request:
 
     def __init__(self, teacher: RemoteTeacher, shared: SharedView) -> None:
         self._teacher, self._pixels = teacher, shared.reference
-        self._key = shared.key if teacher.remembers else None
+        self._key = shared.key if teacher.service.remembers else None
         self._restarts = 0
         self._send()
 
@@ -293,7 +291,6 @@ def start_pool(
         teacher.wanted,
         service,
         Held(service.bounds[0], gpus, cpus),
-        teacher.remembers,
         rests=rests and not service.pool,
     )
 

@@ -40,7 +40,7 @@ class Replica:
         self._loading = threading.Lock()
         self._runner: TeacherRunner | None = None
         self._batcher: Batcher | None = None
-        self._recent = RecentAnswers(teacher.service.recent_bytes if teacher.remembers else 0)
+        self._recent = RecentAnswers(teacher.service.remembered_bytes)
         self._gives_way = False
         self._counting = threading.Lock()
         self._running = 0  # forwards that have started and not ended
@@ -54,11 +54,11 @@ class Replica:
     def forward(self, pixels: np.ndarray, grid: tuple[int, int], wanted: frozenset[str]) -> Packed:
         """Return features as arrays; see :class:`~radioplat.teachers.serving.teacher_runner.TeacherRunner`.
 
-        A pool of several runs or groups of workers computes equal requests once, within ``recent_bytes``.
+        Equal requests are computed once, within ``recent_bytes``.
         """
         from radioplat.teachers.serving.transport import to_host
 
-        if not self._arguments[0].remembers:
+        if not self._arguments[0].service.remembers:
             return to_host(self._loaded()(pixels, grid, wanted))
         key = (request_key(pixels), grid, wanted)
         return self._recent.get(key, lambda: to_host(self._loaded()(pixels, grid, wanted)))

@@ -54,15 +54,24 @@ def test_answers_are_those_of_the_teacher_alone_and_are_counted(replica):
     assert (health.forwards, health.busy_s, health.waiting) == (6, 0.0, 0)
 
 
-def test_a_named_pool_computes_equal_requests_once(timm_teacher, replica):
+@pytest.mark.parametrize("service", [{"pool": "shared"}, {"recent_bytes": 1_000_000}])
+def test_equal_requests_are_computed_once_by_a_named_pool_or_where_the_spec_says_so(service, replica):
     _, teacher = replica()
-    named = dataclasses.replace(teacher, service=dataclasses.replace(teacher.service, pool="shared"))
-    served = Replica(named, "cpu")
+    served = Replica(dataclasses.replace(teacher, service=dataclasses.replace(teacher.service, **service)), "cpu")
     first, again, other = (served.forward(images(seed), GRID, WANTED) for seed in (1, 1, 2))
     assert np.array_equal(first.spatial, again.spatial) and not np.array_equal(first.spatial, other.spatial)
     assert first.seconds > 0 and again.seconds == 0.0
     served.forward(images(1), GRID, frozenset({"summary"}))
     assert served.health().forwards == 3
+
+
+@pytest.mark.parametrize("service", [{}, {"pool": "shared", "recent_bytes": 0}])
+def test_else_they_are_computed_again(service, replica):
+    _, teacher = replica()
+    served = Replica(dataclasses.replace(teacher, service=dataclasses.replace(teacher.service, **service)), "cpu")
+    for _ in range(2):
+        assert served.forward(images(1), GRID, WANTED).seconds > 0
+    assert served.health().forwards == 2
 
 
 def test_it_computes_fp32_as_the_run_s_workers_do(replica):
