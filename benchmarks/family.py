@@ -5,7 +5,9 @@ ImageNet's weights, the images crops of photographs. `benchmarks.judges.family`,
 compares checkpoints and counts the forwards that a hook in the teachers (`benchmarks.family_teacher`) wrote down.
 
 In one process, in turn, after a run that warms it: each student alone, then all four together; then, by the command
-line, four together that are killed with ``kill -9`` midway and go on; then on a Ray cluster with teachers as actors.
+line, four together that are killed with ``kill -9`` midway and go on; then on a Ray cluster with teachers as actors;
+then a sweep, two runs at once, a pipeline that is killed (`benchmarks.pipeline`), and students of a proxy beside
+students of its teachers (`benchmarks.family_proxy`).
 
 The last line on stdout is one JSON object: ``teacher_forwards_ratio`` (forwards of a teacher for four students over
 those for one, in one process; ``_ray`` counted in the actors), ``wall_vs_lone_runs`` (wall time of the four together
@@ -14,7 +16,8 @@ over the sum of theirs alone; median of the rounds), ``wall_least`` and ``wall_m
 anything: (t + sum of s) / sum of (t + s)), ``wall_vs_model``, ``max_weight_difference`` (to the lone runs),
 ``resume_difference`` (of the killed family to the one that was left alone), ``killed_at`` (step),
 ``pool_duplicate_forwards`` (of two runs at once that share a named pool: forwards beyond those of one of them, over
-these), ``sweep_wall_ratio`` (a sweep of eight learning rates, with the start of Ray, over eight lone runs).
+these), ``sweep_wall_ratio`` (a sweep of eight learning rates, with the start of Ray, over eight lone runs),
+``dag_nodes_rerun_after_kill``, ``proxy_vs_direct_fidelity``, and ``proxy``, what it was computed from.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import ray
 import yaml
 
 import radioplat
+from benchmarks import family_proxy, pipeline
 from benchmarks.elastic_inputs import make_inputs
 from benchmarks.family_teacher import COUNTS, weights
 from benchmarks.folder import kept_or_scratch
@@ -45,7 +49,7 @@ from radioplat.spec.loading.load import load_spec, spec_tree
 from radioplat.spec.loading.students import student_specs
 
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
-SIDE, BATCH, STEPS = 128, 16, 40
+SIDE, BATCH, STEPS = 112, 16, 40
 VIT = "c_radio_v3_vit_base_patch16_reg4_dinov2"
 STUDENTS = [
     {"name": "base", "model": {"backbone": {"kwargs": {"embed_dim": 128, "depth": 4, "num_heads": 4}}}},
@@ -70,6 +74,7 @@ def main() -> None:
 
 def measured(home: Path, rounds: int, steps: int) -> dict[str, Any]:
     """Return all figures."""
+    begin = time.monotonic()
     spec = family_spec(home, steps)
     train(spec, home / "warm", steps=4)
     lone: dict[str, list[float]] = {name: [] for name in NAMES}
@@ -93,6 +98,8 @@ def measured(home: Path, rounds: int, steps: int) -> dict[str, Any]:
     rayed = on_ray(spec, home / "ray", home / "counts_ray.txt")
     swept = sweep(spec, home / "sweep")
     pool = duplicates(spec, home, home / "counts_pool.txt")
+    chain = pipeline.measured(home / "pipeline", short=False)
+    proxy = family_proxy.measured(home / "proxy")
     one, all_ = forwards(home / "counts_lone.txt"), forwards(home / "counts_family.txt")
     wall = statistics.median(walls)
     return {
@@ -109,12 +116,16 @@ def measured(home: Path, rounds: int, steps: int) -> dict[str, Any]:
         "max_weight_difference": max(each["difference"] for each in apart),
         "numbers_compared": sum(each["numbers"] for each in apart),
         "resume_difference": max(each["difference"] for each in again),
+        "dag_nodes_rerun_after_kill": chain["dag_nodes_rerun_after_kill"],
+        "proxy_vs_direct_fidelity": proxy["proxy_vs_direct_fidelity"],
+        "proxy": proxy,
         "killed_at": killed,
         "shares": {name: round(share, 4) for name, share in shares.items()},
         "seconds_alone": {name: [round(s, 2) for s in each] for name, each in lone.items()},
         "seconds_together": [round(s, 2) for s in together],
         "steps": steps,
         "cpus": os.cpu_count(),
+        "seconds": round(time.monotonic() - begin),
     }
 
 
