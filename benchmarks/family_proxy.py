@@ -36,7 +36,7 @@ from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 SEEDS = (1, 2, 3)
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
 SIDE, BATCH = 96, 16
-STEPS, PROXY_STEPS = 240, 90
+STEPS, PROXY_STEPS = 120, 60
 # Other photographs than those of the training images.
 BANK = ("hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "retina.jpg", "color.png")
 QUERIES = ("china.jpg", "flower.jpg")
@@ -99,7 +99,7 @@ def written(home: Path) -> Path:
             "batch_size": BATCH,
             "workers": 1,
             "index_dir": str(home / "index"),
-            "augmentation": {"views_per_image": 2},
+            "augmentation": {"views_per_image": 1},
             "train_dataset": {
                 "tar_data_sources": [{"root_dir": str(home / "inputs" / "shards"), "steps_per_epoch": 30}]
             },
