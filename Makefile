@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DELETE_ON_ERROR:
-.PHONY: quickstart test check lint proof docs clean distclean
+.PHONY: quickstart demo test check lint proof docs clean distclean
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -24,6 +24,11 @@ PYTEST_ARGS ?=
 
 quickstart: $(STAMP)
 	$(VENV)/bin/radioplat quickstart
+
+# Forty kills, four students, one hash: docs/how_to/demo.md. DEMO="--kills 6 --seconds 60 --students 2" for a short one.
+DEMO ?=
+demo: $(STAMP)
+	$(RUN) $(VENV)/bin/radioplat demo $(DEMO)
 
 # Two lanes: the tests marked `ray`, one after another, for a run joins the cluster that it finds on the machine; and all
 # others, file by file in two processes, end-to-end tests first. Three processes keep two cores busy while Ray waits.

@@ -14,15 +14,21 @@ import argparse
 import atexit
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import ray
 from ray.cluster_utils import Cluster
+
+from clusters import worker_forks
 
 WORKER_RESOURCE = "radioplat_worker"
 # The head notices a lost raylet after five health checks, a second apart. The head of a real cluster reads the same
@@ -44,6 +50,9 @@ class LocalCluster:
         places: training workers that a node may run.
         gpus: logical GPUs of a node, for runs that request GPUs without using them.
         dashboard: without one, Ray Train's clean-up actor warns every second.
+        preload: modules that Ray's processes have imported when they start, being forks of one that has
+            (`clusters/worker_forks.py`): those that do not import Ray, and those that do; without any, each process is
+            started as usual.
     """
 
     def __init__(
@@ -54,16 +63,23 @@ class LocalCluster:
         places: int = 1,
         dashboard: bool = False,
         gpus: float = 0,
+        preload: tuple[Sequence[str], Sequence[str]] | None = None,
     ) -> None:
         self._node_cpus, self._places, self._gpus = node_cpus, places, gpus
         self._before = dict(os.environ)
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Ray's exit hooks install signal handlers, which would fail when another thread adds a node.
         atexit.register(self.close)
+        self._forks, self._forked = _serve_forks(*preload) if preload else (None, {})
         self._cluster = Cluster(
             initialize_head=True,
             shutdown_at_exit=False,
-            head_node_args={"num_cpus": head_cpus, "include_dashboard": dashboard, "_system_config": HEALTH},
+            head_node_args={
+                "num_cpus": head_cpus,
+                "include_dashboard": dashboard,
+                "_system_config": HEALTH,
+                **self._forked,
+            },
         )
         self.nodes: dict[int, ray._private.node.Node] = {}
         for _ in range(nodes):
@@ -78,7 +94,10 @@ class LocalCluster:
         """Start a node; return its number."""
         number = max(self.nodes, default=0) + 1
         self.nodes[number] = self._cluster.add_node(
-            num_cpus=self._node_cpus, num_gpus=self._gpus, resources={WORKER_RESOURCE: float(self._places)}
+            num_cpus=self._node_cpus,
+            num_gpus=self._gpus,
+            resources={WORKER_RESOURCE: float(self._places)},
+            **self._forked,
         )
         return number
 
@@ -123,6 +142,9 @@ class LocalCluster:
         if ray.is_initialized():
             ray.shutdown()
         self._cluster.shutdown()
+        if self._forks is not None:
+            self._forks.communicate()  # it ends with its input
+            shutil.rmtree(Path(os.environ[worker_forks.SOCKET]).parent, ignore_errors=True)
         for name in set(os.environ) - set(self._before):
             del os.environ[name]
         os.environ.update(self._before)
@@ -167,6 +189,24 @@ def _execute(cluster: LocalCluster, command: str = "list", *arguments: str) -> b
     else:
         return command == "quit"
     return False
+
+
+def _serve_forks(modules: Sequence[str], late: Sequence[str]) -> tuple[subprocess.Popen, dict[str, str]]:
+    """Start the process that Ray's processes are forked from; return it, and the arguments of nodes that use it."""
+    program = Path(worker_forks.__file__).resolve()
+    path = Path(tempfile.mkdtemp(prefix="forks_")) / "socket"
+    roots = os.pathsep.join(filter(None, [str(program.parents[1]), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, str(program), "--serve", str(path), *modules, "--", *late],
+        env={**os.environ, "PYTHONPATH": roots},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != b"ready\n":
+        raise RuntimeError(f"{program} did not start; its messages are above")
+    os.environ[worker_forks.SOCKET] = str(path)
+    return process, {"setup_worker_path": str(program)}
 
 
 def _descendants(parent: int) -> list[int]:

@@ -7,8 +7,9 @@ wrote.
 largest absolute difference of any number in any tensor of student, heads, moments and averages (infinite if the tensors
 are not the same ones), and ``numbers``, how many were compared.
 
-``... forwards FILE --rows N``: lines ``NAME ROWS PROCESS``. Last line: forwards of N rows, by name, and the number of
-processes that computed them.
+``... forwards FILE --rows N``: lines ``NAME ROWS PROCESS IMAGES``. Last line: forwards of N rows, by name; how many of
+them, ``again``, were of images that an earlier process had computed and taken with it when it ended; and the number of
+processes.
 """
 
 from __future__ import annotations
@@ -63,13 +64,19 @@ def compared(ours: Path, theirs: Path) -> dict[str, Any]:
 def counted(file: Path, rows: int) -> dict[str, Any]:
     """Count the forwards of a batch of ``rows``."""
     forwards: Counter[str] = Counter()
+    again: Counter[str] = Counter()
     processes: dict[str, set[str]] = {}
+    known: dict[tuple[str, str], set[str]] = {}  # name and images -> processes
     for line in file.read_text().splitlines():
-        name, size, process = line.split()
+        name, size, process, images = line.split()
         if int(size) == rows:
             forwards[name] += 1
             processes.setdefault(name, set()).add(process)
-    return {"forwards": dict(forwards), "processes": {name: len(each) for name, each in processes.items()}}
+            by = known.setdefault((name, images), set())
+            again[name] += bool(by) and process not in by
+            by.add(process)
+    counts = {name: len(each) for name, each in processes.items()}
+    return {"forwards": dict(forwards), "again": {name: again[name] for name in forwards}, "processes": counts}
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Kill processes of a run at random. Imports nothing of the platform that it kills; knows processes by ``ps`` alone.
 
-``python -m benchmarks.judges.killer --below PID [--spare PID ...] [--kills 40] [--seed 0] [--gap 8 16] --log FILE``.
+``python -m benchmarks.judges.killer --below PID [--spare PID ...] [--kills 40] [--seconds 480] [--seed 0] --log FILE``.
 Among the descendants of a process it looks for training workers, teachers, readers of samples and raylets, by the
-titles that Ray gives them. Again and again it waits a random time, in which a training worker must have lived for the
-shorter part, chooses one of the kinds that are there, and one process of that kind, and sends it SIGKILL. It ends after
-so many kills, or when the process that is named first ends.
+titles that Ray gives them. Again and again it waits a random time, and until a training worker has lived for
+``--least`` seconds, chooses one of the kinds that are there, and one process of that kind, and sends it SIGKILL. Waits
+are from half to one and a half of what is left of the seconds for each kill that is left. It ends after so many kills,
+or when the process that is named first ends.
 
-A line of JSON is appended to the log for each: time, kind, pid, title. The last line on stdout: ``kills`` and how many
-of each kind.
+A line of JSON is appended to the log for each: time, kind, pid, title. Lines that are there already count. The last
+line on stdout: ``kills`` and how many of each kind.
 """
 
 from __future__ import annotations
@@ -33,21 +34,20 @@ def main() -> None:
     parser.add_argument("--below", type=int, required=True)
     parser.add_argument("--spare", type=int, nargs="*", default=[])
     parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=480.0, help="in which they should come")
+    parser.add_argument("--least", type=float, default=3.0, help="seconds that a training worker must have lived")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gap", type=float, nargs=2, default=[8.0, 16.0], metavar=("LEAST", "MOST"), help="seconds")
     parser.add_argument("--log", type=Path, required=True)
     given = parser.parse_args()
-    chance, done = random.Random(given.seed), Counter[str]()
-    while sum(done.values()) < given.kills and alive(given.below):
-        if not waits(given.below, given.gap[0]):
-            continue
-        time.sleep(chance.uniform(0, given.gap[1] - given.gap[0]))
-        found: dict[str, list[tuple[int, str]]] = {}
-        for pid, kind, title in processes(given.below):
-            if pid not in given.spare:
-                found.setdefault(kind, []).append((pid, title))
-        if "worker" not in found:
-            continue
+    before = [json.loads(line) for line in given.log.read_text().splitlines()] if given.log.exists() else []
+    done = Counter(each["kind"] for each in before)
+    chance = random.Random(given.seed * 1000 + done.total())
+    begin, end = time.monotonic(), time.monotonic() + given.seconds * (1 - done.total() / max(1, given.kills))
+    while done.total() < given.kills and alive(given.below):
+        each = max(0.0, end - begin) / (given.kills - done.total())
+        found = found_after(given.below, begin + chance.uniform(0.5, 1.5) * each, given.least, set(given.spare))
+        if found is None:
+            break
         kinds = sorted(found)
         kind = chance.choices(kinds, [WEIGHTS[name] for name in kinds])[0]
         pid, title = chance.choice(found[kind])
@@ -56,20 +56,34 @@ def main() -> None:
         except ProcessLookupError:
             continue
         done[kind] += 1
+        begin = time.monotonic()
         with given.log.open("a") as log:
             log.write(json.dumps({"time": time.time(), "kind": kind, "pid": pid, "title": title}) + "\n")
-    print(json.dumps({"kills": sum(done.values()), **done}))
+    print(json.dumps({"kills": done.total(), **done}))
 
 
-def waits(below: int, seconds: float) -> bool:
-    """Wait until a training worker has lived for so many seconds; return False if it ended."""
-    begin = time.monotonic()
-    first = {pid for pid, kind, _ in processes(below) if kind == "worker"}
-    while time.monotonic() - begin < seconds:
+def found_after(below: int, until: float, least: float, spared: set[int]) -> dict[str, list[tuple[int, str]]] | None:
+    """Wait until a time, and until a training worker has lived long enough; return the processes of each kind.
+
+    Args:
+        until: by the monotonic clock.
+        least: seconds.
+
+    Returns:
+        None if the process that is above all of them has ended.
+    """
+    seen: dict[int, float] = {}  # training workers, and since when they are known
+    while alive(below):
+        found: dict[str, list[tuple[int, str]]] = {}
+        for pid, kind, title in processes(below):
+            if pid not in spared:
+                found.setdefault(kind, []).append((pid, title))
+        now = time.monotonic()
+        seen = {pid: seen.get(pid, now) for pid, _ in found.get("worker", [])}
+        if now >= until and any(now - since >= least for since in seen.values()):
+            return found
         time.sleep(0.25)
-        if not alive(below) or not first & {pid for pid, kind, _ in processes(below) if kind == "worker"}:
-            return False
-    return True
+    return None
 
 
 def alive(pid: int) -> bool:

@@ -228,6 +228,14 @@ def quickstart(args: argparse.Namespace) -> None:
     run(args.overrides)
 
 
+def demo(args: argparse.Namespace) -> int:
+    """Kill processes of a run again and again, and compare its students with those of an undisturbed run."""
+    from radioplat.quickstart.demonstration import demonstrate
+
+    names = ("kills", "seconds", "students", "seed", "steps", "folder")
+    return demonstrate({name: getattr(args, name) for name in names})
+
+
 def init(args: argparse.Namespace) -> None:
     """Write specs, search spaces, job scripts and cluster files into a folder, to start from."""
     from radioplat.tasks.init.init import init as run

@@ -95,6 +95,15 @@ def _quickstart(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, rest="fields of specs/quickstart.yaml to override")
 
 
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kills", metavar="N", help="processes that are killed (40)")
+    parser.add_argument("--seconds", metavar="S", help="in which the kills should come (480)")
+    parser.add_argument("--students", metavar="K", help="1 to 4 (4)")
+    parser.add_argument("--seed", metavar="N", help="of the choice of processes and times (0)")
+    parser.add_argument("--steps", metavar="N", help="of the run; default: so many that the kills come before its end")
+    parser.add_argument("--folder", metavar="DIR", help="for both runs and the results (results/demo)")
+
+
 def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the folder to write; it is created if it is missing")
     parser.add_argument(
@@ -165,6 +174,7 @@ TASKS = SPEC_TASKS | {
     "explain": Command(commands.explain, _explain),
     "completion": Command(completion.completion, completion.add_completion),
     "quickstart": Command(commands.quickstart, _quickstart, more=QUICKSTART),
+    "demo": Command(commands.demo, _demo),
     "init": Command(commands.init, _init),
     "doctor": Command(nodes.doctor, nodes.add_doctor),
 }
