@@ -39,9 +39,16 @@ PRELOAD = (
         "torch._dynamo",
         "radioplat.training.loop.worker",
         "radioplat.teachers.serving.teacher_runner",
+        "radioplat.spec.loading.load",
         "benchmarks.family_teacher",
     ),
-    ("ray.data", "ray.train.torch", "radioplat.launch.ray.ray_worker", "radioplat.teachers.serving.pool_controller"),
+    (
+        "ray.data",
+        "ray.train.torch",
+        "radioplat.launch.ray.ray_worker",
+        "radioplat.teachers.serving.pool_controller",
+        "radioplat.data.loading.ray_stream",
+    ),
 )
 OPTIONS, KILLS, COUNTS = "options.json", "kills.jsonl", "counts.txt"
 
@@ -99,7 +106,7 @@ def demo_spec(home: Path, options: Options) -> dict[str, Any]:
         "max_workers": WORKERS[1],
         "reduction": "exact",
         "engine": "ddp",
-        "checkpoint_interval": 2,
+        "checkpoint_interval": 1,
         "keep_last": 2,
         "keep_every": KEEP_EVERY,
         "max_failures": 1000,
