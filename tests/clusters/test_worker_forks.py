@@ -14,17 +14,6 @@ from clusters.local import WORKER_RESOURCE, LocalCluster
 from clusters.worker_forks import SOCKET
 
 
-def facts() -> dict:
-    """What a worker knows of itself."""
-    return {
-        "pid": os.getpid(),
-        "modules": {"colorsys", "wave"} <= set(sys.modules),
-        "variable": os.environ.get("FORKS_TEST"),
-        "above": psutil.Process().parent().cmdline(),
-        "title": psutil.Process().cmdline()[0],
-    }
-
-
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_workers_are_forks_with_an_environment_of_their_own_and_can_be_killed():
@@ -33,13 +22,30 @@ def test_workers_are_forks_with_an_environment_of_their_own_and_can_be_killed():
     with LocalCluster(nodes=1, preload=(["colorsys"], ["ray", "wave"])) as cluster:
         ray.init(address=cluster.address, log_to_driver=False)
         socket = os.environ[SOCKET]
-        here = ray.remote(facts).options(num_cpus=0.5, resources={WORKER_RESOURCE: 0.5}, max_retries=1)
-        known = [ray.get(here.options(runtime_env={"env_vars": {"FORKS_TEST": v}}).remote()) for v in ("a", "b")]
+
+        def facts() -> dict:
+            """What a worker knows of itself."""
+            me = psutil.Process()
+            return {
+                "pid": me.pid,
+                "modules": {"colorsys", "wave"} <= set(sys.modules),
+                "variable": os.environ.get("FORKS_TEST"),
+                "above": me.parent().cmdline(),
+                "title": me.cmdline()[0],
+            }
+
+        def there(value: str) -> dict:
+            """The facts of a worker with a variable in its environment."""
+            place = {"num_cpus": 0.5, "resources": {WORKER_RESOURCE: 0.5}}
+            task = ray.remote(facts).options(**place, runtime_env={"env_vars": {"FORKS_TEST": value}})
+            return ray.get(task.remote(), timeout=60)
+
+        known = [there("a"), there("b")]
         assert [each["variable"] for each in known] == ["a", "b"] and known[0]["pid"] != known[1]["pid"]
         for each in known:
             assert each["modules"] and "--serve" in each["above"] and each["title"].startswith("ray::")
         os.kill(known[1]["pid"], signal.SIGKILL)
-        again = ray.get(here.options(runtime_env={"env_vars": {"FORKS_TEST": "b"}}).remote(), timeout=60)
+        again = there("b")
         assert again["pid"] != known[1]["pid"] and again["modules"]
         cluster.kill(1)
         limit = time.monotonic() + 30
