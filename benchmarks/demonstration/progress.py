@@ -28,6 +28,11 @@ class Kill:
     pid: int
     title: str
 
+    @property
+    def program(self) -> str:
+        """The first word of the title, without folders."""
+        return self.title.split(maxsplit=1)[0].rpartition("/")[-1] if self.title else ""
+
 
 @dataclass
 class Progress:

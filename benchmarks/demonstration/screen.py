@@ -107,7 +107,7 @@ class Screen:
             ("kills      ", "dim"), ("#" * len(p.kills), "red"), f" {len(p.kills)} of {p.options.kills}",
         )  # fmt: skip
         last = [
-            Text(f"{datetime.fromtimestamp(kill.time):%H:%M:%S}  SIGKILL  {kill.kind:8} {kill.pid}  {kill.title[:50]}")
+            Text(f"{datetime.fromtimestamp(kill.time):%H:%M:%S}  SIGKILL  {kill.kind:8} {kill.pid}  {kill.program}")
             for kill in p.kills[-5:]
         ]
         title = f"radioplat demo   {time.monotonic() - self.begin:.0f} s   {self.stage}"
