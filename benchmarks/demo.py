@@ -3,7 +3,7 @@
 ``python -m benchmarks.demo [--kills 40] [--seconds 480] [--students 4] [--seed 0] [--steps N] [--folder DIR]``; the
 command ``radioplat demo`` is the same. The students learn from one pass of two real teachers, with
 ``train.reduction: exact``: first in one process, then on up to three raylets of this machine, with Ray Data and the
-teachers as actors (engine ``ddp``). `benchmarks.judges.killer`, which knows processes by ``ps`` alone, kills workers,
+teachers as actors (DeepSpeed, ZeRO stage 1). `benchmarks.judges.killer`, which knows processes by ``ps`` alone, kills workers,
 teachers, readers and raylets; a raylet that was killed is replaced after some seconds, so that the number of workers
 changes. Then `benchmarks.judges.ledger` counts the samples, ``sha256`` the weights, and the judge's kNN and OpenVINO
 measure the students. The same command goes on where an earlier one was interrupted; the folder keeps its options.
@@ -11,8 +11,8 @@ measure the students. The same command goes on where an earlier one was interrup
 The folder gets ``demo.html``, ``demo.png`` and ``demo.svg``, a recording of the terminal. The last line on stdout is
 one JSON object: ``hashes_equal`` (share of the students whose file of weights has the SHA-256 of the run that was left
 alone), ``blows`` (kills), ``missing`` and ``repeated`` (samples, of all students' ledgers),
-``teacher_forwards_per_sample`` (new answers of a teacher over samples: a forward of images that another process had
-computed, and lost with its own death, is not new), ``teacher_forwards_again`` (those others, over samples),
+``teacher_forwards_per_sample`` (all forwards of a teacher over samples), ``teacher_forwards_again`` (those among them
+of images that another process had computed, and lost with its own death),
 ``goodput`` (useful share of the wall time of the run with kills), ``seconds`` (of the command, over all its starts).
 The exit status is 1 if a hash differs, a sample is missing or was used twice, a kill was not survived, or fewer came
 than were asked for.
@@ -208,7 +208,6 @@ def measured(home: Path, options: Options, progress: Progress) -> dict[str, Any]
     figures = account.kpi() if account else {}
     counted = last_line("benchmarks.judges.family", "forwards", home / COUNTS, "--rows", BATCH)
     batches = options.samples / BATCH
-    new = {name: count - counted["again"][name] for name, count in counted["forwards"].items()}
     kinds = Counter(kill.kind for kill in progress.kills)
     worlds = [event.world_size for event in Attempts(home / DISTURBED / "distill").read() if event.event == "start"]
     return {
@@ -216,7 +215,7 @@ def measured(home: Path, options: Options, progress: Progress) -> dict[str, Any]
         "blows": len(progress.kills),
         "missing": sum(each["missing"] for each in by_student.values()),
         "repeated": sum(each["repeated"] for each in by_student.values()),
-        "teacher_forwards_per_sample": round(max(new.values()) / batches, 4),
+        "teacher_forwards_per_sample": round(max(counted["forwards"].values()) / batches, 4),
         "teacher_forwards_again": round(max(counted["again"].values()) / batches, 4),
         "goodput": round(figures.get("goodput/useful", 0.0), 4),
         "samples_replayed": int(figures.get("run/samples_replayed", 0)),
@@ -272,8 +271,8 @@ def ending(found: dict[str, Any]) -> Panel:
         f"{found['blows']} kills ({kinds})",
         f"{found['starts']} starts of the workers, {fewest} to {most} of them",
         f"samples: {found['missing']} missing, {found['repeated']} used twice",
-        f"answers of a teacher: {found['teacher_forwards_per_sample']:.3f} for each sample, "
-        f"and {found['teacher_forwards_again']:.3f} again after its own death",
+        f"forwards of a teacher: {found['teacher_forwards_per_sample']:.3f} for each sample, "
+        f"{found['teacher_forwards_again']:.3f} of them again after its own death",
         f"goodput {found['goodput']:.1%}; from a kill to the next step: {found.get('seconds_a_kill', 0):.1f} s (mean)",
     ]
     if again := found.get("replay"):

@@ -37,6 +37,7 @@ PRELOAD = (
         "pyarrow.dataset",
         "timm",
         "torch._dynamo",
+        "deepspeed",
         "radioplat.training.loop.worker",
         "radioplat.teachers.serving.teacher_runner",
         "radioplat.spec.loading.load",
@@ -105,7 +106,7 @@ def demo_spec(home: Path, options: Options) -> dict[str, Any]:
         "min_workers": WORKERS[0],
         "max_workers": WORKERS[1],
         "reduction": "exact",
-        "engine": "ddp",
+        "zero_stage": 1,
         "checkpoint_interval": 1,
         "keep_last": 2,
         "keep_every": KEEP_EVERY,
@@ -143,7 +144,8 @@ def disturbed(home: Path, options: Options) -> None:
         try:
             place = {"mode": "ray", "address": cluster.address, "cpus_per_worker": 0.5, "cpus_per_decode": 0.5}
             spec = demo_spec(home, options) | {"results_dir": str(home / DISTURBED), "cluster": place}
-            radioplat.distill(spec, say=say)
+            # What a teacher has answered outlives it, too.
+            radioplat.distill(spec | {"feature_cache": {"dir": str(home / "features")}}, say=say)
         finally:
             ended.set()
             keeper.join()
