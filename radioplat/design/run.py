@@ -45,6 +45,7 @@ class Run:
         family: of a run of several students (``distill.students``): one run for each, with a folder of its own; they
             have the same samples, views and teachers. Attempts, logs and accounts are in the folder of the whole.
         spread: each student of the family has workers of its own.
+        groups: groups of workers that ask the teachers, this one included.
         name: of a student in a family.
         home: likewise the folder of the whole.
         working_dir: that of the driver, to which relative paths of the spec are relative.
@@ -74,6 +75,7 @@ class Run:
     feature_cache: str | None = None
     family: tuple[Run, ...] = ()
     spread: bool = False
+    groups: int = 1
     name: str = ""
     home: Path | None = None
     working_dir: Path = field(default_factory=Path.cwd)

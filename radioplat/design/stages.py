@@ -12,6 +12,8 @@ from radioplat.spec.resolved.image_sizes import FOREVER, stages_of
 from radioplat.spec.schema.root import Spec
 from radioplat.spec.schema.train import OptimConfig
 
+_LEAST = 20  # steps without a teacher for which it is worth to load its weights again
+
 
 def total_steps(spec: Spec, steps_per_epoch: int) -> int:
     """Return the optimizer steps of a run: those of its stages if any, else of its epochs; at most ``max_steps``."""
@@ -43,9 +45,9 @@ def _rests(away: Sequence[tuple[int, frozenset[str]]], total: int, step: int, na
     for first, names in away:
         if (name in names) != absent:
             if first > step:
-                return absent and step < first - max(1, (first - begin) // 20)
+                return absent and first - begin >= _LEAST and step < first - max(1, (first - begin) // 20)
             begin, absent = first, name in names
-    return absent and step < total
+    return absent and step < total and total - begin >= _LEAST
 
 
 def schedule_at(spec: Spec, step: int, total: int) -> tuple[OptimConfig, int, int]:

@@ -160,7 +160,7 @@ def _run_alone(
         first = next(iter(results.values()))
         if "" in results:
             return first
-        account = settled(run)
+        account = None if run.spread else settled(run)  # each has its own
         with StatusLog(folder.status_path) as status:
             status.write(f"{task} is done: {', '.join(results)}", Status.SUCCESS, kpi=account.kpi() if account else {})
         return replace(first, folder=folder.path, account=account, students=results)

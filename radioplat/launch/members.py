@@ -19,7 +19,7 @@ from radioplat.spec.checks.teaching.students import students_problems
 from radioplat.spec.loading.students import STUDENTS, own_problem, student_specs
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.resolved.terms import coarser_map
-from radioplat.spec.schema.cluster import RECENT_BYTES
+from radioplat.spec.schema.cluster import RECENT_BYTES, Transport
 from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.lease import Lease
@@ -192,8 +192,10 @@ def _asked_by_all(teacher: ResolvedTeacher, place: int, runs: Sequence[Run], spr
     maps = {grid for grid, compared in grids.items() if compared} - {max(grids, default=None)}
     outputs = wanted | {coarser_map(grid) for grid in maps}
     service = teacher.service
-    if spread and service.recent_bytes is None:  # each group asks the same
-        service = dataclasses.replace(service, recent_bytes=RECENT_BYTES)
+    if spread:  # each group asks the same, and answers that NIXL sends are not kept
+        recent = RECENT_BYTES if service.recent_bytes is None else service.recent_bytes
+        transport = Transport.object_store if service.transport is Transport.auto else service.transport
+        service = dataclasses.replace(service, recent_bytes=recent, transport=transport)
     return dataclasses.replace(teacher, also_wanted=outputs, service=service)
 
 

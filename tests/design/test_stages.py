@@ -85,11 +85,13 @@ def test_a_teacher_rests_until_shortly_before_it_comes_back():
     assert [s for s in rests if "b" in rests[s]] == list(range(160, 400))  # it never comes back
     assert not any("c" in names for names in rests.values())
     assert resting((), 400, 7) == frozenset()
+    short = ((0, frozenset()), (10, frozenset("a")), (29, frozenset()))
+    assert not any(resting(short, 100, step) for step in range(100))
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 30), st.frozensets(st.sampled_from(NAMES))), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 90), st.frozensets(st.sampled_from(NAMES))), min_size=1, max_size=6),
     st.integers(0, 10),
 )
 def test_nobody_rests_who_is_asked(stages, cut):

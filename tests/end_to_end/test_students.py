@@ -187,7 +187,7 @@ def test_bad_fields_are_named(family_spec, distil, tmp_path, students, where):
 
 @pytest.mark.parametrize(
     ("students", "mode", "message"),
-    [([], "ray", "for several students"), (STUDENTS[:1], "ray", "for several"), (STUDENTS, "local", "one process")],
+    [([], "ray", "for several students"), (STUDENTS[:1], "ray", "for several"), (STUDENTS, "auto", "on a Ray cluster")],
 )
 def test_workers_of_their_own_need_several_students_and_a_cluster(family_spec, tmp_path, students, mode, message):
     spec = family_spec(tmp_path, students) | {"cluster": {"mode": mode}}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 MOST_BYTES = 512 * 2**20  # of the micro-batches that are kept for groups that have not read them
 _READ_S = 60.0  # how long a micro-batch that another group reads is waited for
@@ -22,10 +24,12 @@ class _Kept:
     """A micro-batch that one group reads, or has read.
 
     Attributes:
+        reader: the group that reads it.
         table: in the object store; None until it has been read.
         taken: by how many other groups.
     """
 
+    reader: str
     there: asyncio.Event = field(default_factory=asyncio.Event)
     table: ray.ObjectRef | None = None
     size: int = 0
@@ -43,16 +47,17 @@ class _Actor:
         self._kept: dict[int, _Kept] = {}
         self._counts = {"read": 0, "shared": 0}
 
-    async def take(self, micro_batch: int) -> list[ray.ObjectRef] | None:
+    async def take(self, group: str, micro_batch: int) -> list[ray.ObjectRef] | None:
         """Return a micro-batch that another group has read, or None: then the caller reads it and calls ``give``."""
         kept = self._kept.get(micro_batch)
-        if kept is None:
-            self._kept[micro_batch] = _Kept()
-            self._counts["read"] += 1
-            return None
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(kept.there.wait(), _READ_S)
-        if kept.table is None:  # its reader died
+        if kept is not None and kept.table is None and kept.reader != group:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(kept.there.wait(), _READ_S)
+        if kept is None or kept.table is None:  # nobody reads it, or who did was lost
+            if kept is None:
+                self._kept[micro_batch] = _Kept(group)
+            else:
+                kept.reader = group
             self._counts["read"] += 1
             return None
         table = kept.table
@@ -62,9 +67,9 @@ class _Actor:
             self._drop(micro_batch)
         return [table]
 
-    async def give(self, micro_batch: int, table: pa.Table) -> None:
+    async def give(self, group: str, micro_batch: int, table: pa.Table) -> None:
         """Keep a micro-batch that was read; the oldest ones are dropped if all are too large."""
-        kept = self._kept.setdefault(micro_batch, _Kept())
+        kept = self._kept.setdefault(micro_batch, _Kept(group))
         if kept.table is None:
             # Put here: what a reading process puts into the object store ends with that process.
             kept.table, kept.size = ray.put(table), table.nbytes
@@ -108,7 +113,7 @@ class _Actor:
 class SharedReads:
     """Handle of a run's groups for one another: who reads a micro-batch, and who is how far; picklable.
 
-    If the actor behind it dies, each group reads everything itself.
+    The actor behind it runs on the driver's node. If it dies, each group reads everything itself.
 
     Args:
         groups: their names.
@@ -116,25 +121,33 @@ class SharedReads:
     """
 
     def __init__(self, groups: Sequence[str], most: int = MOST_BYTES) -> None:
-        options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": 0}
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": 0, "max_concurrency": 1000, "max_restarts": 0, "scheduling_strategy": here}
+        self._group = ""
         self._actor = ray.remote(_Actor).options(**options).remote(list(groups), most)
+
+    def of(self, group: str) -> SharedReads:
+        """Return the handle of one group."""
+        own = copy.copy(self)
+        own._group = group
+        return own
 
     def read(self, micro_batch: int, read: Callable[[], pa.Table]) -> pa.Table:
         """Return a micro-batch that another group has read, else that of ``read``, which the others then get."""
         try:
-            table = ray.get(self._actor.take.remote(micro_batch))
+            table = ray.get(self._actor.take.remote(self._group, micro_batch))
             if table is not None:
                 return ray.get(table[0], timeout=_READ_S)
         except ray.exceptions.RayError:  # the actor, or the node with the micro-batch, is lost
             return read()
         own = read()
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._actor.give.remote(micro_batch, own))
+            ray.get(self._actor.give.remote(self._group, micro_batch, own))
         return own
 
-    def begin(self, group: str, step: int, closed: Callable[[], bool]) -> None:
+    def begin(self, step: int, closed: Callable[[], bool]) -> None:
         """Wait until the other groups have begun the step before ``step``, or until ``closed`` returns True."""
-        waits = self._actor.begin.remote(group, step)
+        waits = self._actor.begin.remote(self._group, step)
         while not closed():
             try:
                 ray.get(waits, timeout=0.5)

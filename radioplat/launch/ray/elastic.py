@@ -77,6 +77,7 @@ class ElasticTrainer(TorchTrainer):
         super().__init__(*arguments, **named)
         self._folder, self._others = folder, dict(others)
         self._stop_file = folder / f".stop.{uuid.uuid4().hex}"
+        self._ended = False
 
     def stop(self) -> None:
         """Ask :meth:`fit` to save a checkpoint and raise an error soon; returns at once.
@@ -84,13 +85,15 @@ class ElasticTrainer(TorchTrainer):
         The request is a file, because the controller, which runs on this node, answers no calls while it waits for
         resources.
         """
-        self._stop_file.touch()
+        if not self._ended:
+            self._stop_file.touch()
 
     def fit(self) -> Any:
         """Run the workers, like ``TorchTrainer.fit``, and remove the stop file."""
         try:
             return super().fit()
         finally:
+            self._ended = True
             self._stop_file.unlink(missing_ok=True)
 
     def _register_sigint_handler(self, controller: Any) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from radioplat.design.run import Run
-from radioplat.errors import RadioplatError, TrainingError
+from radioplat.errors import RadioplatError, Stopped, TrainingError
+from radioplat.launch.storage_watch import StorageWatch
 from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.status import StatusLog
 from radioplat.training.accounting.accounts import session
+
+_END_S = 60.0  # for checkpoints, after an interruption
 
 
 def groups_of(run: Run) -> list[Run]:
@@ -28,6 +33,7 @@ def groups_of(run: Run) -> list[Run]:
             home=student.folder,
             lease=student.lease,
             name=student.name,
+            groups=len(run.family),
             spec=student.spec,
             family=(dataclasses.replace(student, home=student.folder),),
         )
@@ -36,11 +42,15 @@ def groups_of(run: Run) -> list[Run]:
 
 
 @contextlib.contextmanager
-def recorded(group: Run) -> Iterator[None]:
-    """Record the attempts and the time of a group in its student's folder."""
+def recorded(group: Run, say: Callable[[str], None]) -> Iterator[None]:
+    """Record the attempts, the time and outages of the storage of a group in its student's folder."""
     attempts = Attempts(group.folder)
     attempts.end("unknown", "its driver, or the whole cluster, was lost")
-    with session(group.folder):
+    with (
+        StatusLog(group.folder / "status.json") as status,
+        session(group.folder),
+        StorageWatch(group.folder, group.spec.dataset, status, say),
+    ):
         try:
             yield
         except BaseException as error:
@@ -56,7 +66,8 @@ def run_side_by_side(work: Sequence[Callable[[], None]], stop: Callable[[], None
         stop: asks all of them to end soon; called if this thread is interrupted.
 
     Raises:
-        TrainingError: with the problems of all functions, if several failed, once all have ended.
+        Stopped: one of them was asked to stop, once all have ended.
+        TrainingError: likewise, with the problems of all functions, if several failed.
         BaseException: else the error of the first one.
     """
     errors: dict[int, BaseException] = {}
@@ -77,8 +88,13 @@ def run_side_by_side(work: Sequence[Callable[[], None]], stop: Callable[[], None
                 thread.join(0.2)  # a signal's handler runs between two waits
     except BaseException:
         stop()
+        end = time.monotonic() + _END_S
+        for thread in threads:  # they call Ray, which must not have been shut down
+            thread.join(max(0.0, end - time.monotonic()))
         raise
     raised = [errors[place] for place in sorted(errors)]
+    if stopped := next((error for error in raised if isinstance(error, Stopped)), None):
+        raise stopped
     known = [error for error in raised if isinstance(error, RadioplatError)]
     if len(known) > 1:
         raise TrainingError(*dict.fromkeys(problem for error in known for problem in error.problems))

@@ -12,10 +12,12 @@ from radioplat.common import collectives
 from radioplat.common.cpu_threads import share_cores
 from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.design.run import Run
+from radioplat.design.stages import resting
 from radioplat.launch.ray.streams import Streams
 from radioplat.teachers.serving.client import InlineTeacher, TeacherClient
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, await_pool
 from radioplat.tracking.status import StatusLog
+from radioplat.training.checkpoints.checkpoint import begun_at
 from radioplat.training.feed.feature_cache import through_cache
 from radioplat.training.guards.pause import Pauses, watch_notices
 from radioplat.training.loop import process_group
@@ -49,8 +51,13 @@ def work(run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None) 
         """Write a warning to ``status.json``."""
         status.write(line, verbosity="WARNING")
 
+    away = collectives.from_first(
+        lambda: resting(run.partitions.away, run.total_steps, begun_at(each.folder for each in run.students))
+    )
     for pool in pools.values():
         pool.say, pool.turn = warn, rank_context.rank
+        pool.asker, pool.askers = run.name, run.groups
+        pool.rests = pool.name in away and not pool.service.pool
     for teacher in run.frozen_teachers:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(

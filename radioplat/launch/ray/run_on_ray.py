@@ -19,7 +19,7 @@ from radioplat.common.sigterm import forwarding_sigterm, install_handler, stop_r
 from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.design.run import Run
 from radioplat.design.stages import resting
-from radioplat.errors import Stopped, TrainingError, wrapped_error
+from radioplat.errors import RadioplatError, Stopped, TrainingError, wrapped_error
 from radioplat.launch.ray.elastic import ElasticTrainer
 from radioplat.launch.ray.entry import train_function
 from radioplat.launch.ray.groups import groups_of, recorded, run_side_by_side
@@ -27,7 +27,7 @@ from radioplat.spec.schema.cluster import Placement
 from radioplat.teachers.serving.remote_teacher import RemoteTeacher, start_pool, stop_pool
 from radioplat.tracking.attempts.attempts import LOST, Attempts
 from radioplat.tracking.attempts.logs import attempt_folder, begun
-from radioplat.training.checkpoints.checkpoint import newest
+from radioplat.training.checkpoints.checkpoint import begun_at
 from radioplat.training.watch.collective_timeout import collective_timeout
 
 
@@ -67,8 +67,11 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             def fit(group: Run, trainer: ElasticTrainer) -> None:
                 """Train a group; the others go on without it."""
                 try:
-                    with recorded(group):
+                    with recorded(group, say):
                         _fit(group, trainer)
+                except RadioplatError as error:
+                    say(f"{group.name} has ended: {error}; the others go on")
+                    raise
                 finally:
                     shared.leave(group.name)
 
@@ -88,12 +91,18 @@ def _trainer(
     """
     spec = run.spec
     fewest, most = spec.worker_bounds
-    outside_workers = teachers_and_decoding(spec, run.frozen_teachers, gpus)
-    of_others = fewest * (groups - 1)
-    cpus, cards = outside_workers.cpus + of_others * spec.cluster.cpus_per_worker, outside_workers.gpus
+    outside = teachers_and_decoding(spec, run.frozen_teachers, gpus)
+    each = {
+        "CPU": spec.cluster.cpus_per_worker,
+        **({"GPU": 1.0} if gpus else {}),
+        **worker_resources(spec, ray.cluster_resources()),
+    }
+    others = {name: amount * fewest * (groups - 1) for name, amount in each.items()}
+    others["CPU"] += outside.cpus
+    others["GPU"] = others.get("GPU", 0.0) + outside.gpus
     return ElasticTrainer(
         train_function,
-        train_loop_config={"arguments": cloudpickle.dumps((run, pools, shared))},
+        train_loop_config={"arguments": cloudpickle.dumps((run, pools, shared and shared.of(run.name)))},
         torch_config=TorchConfig(
             backend="nccl" if gpus else "gloo", timeout_s=int(collective_timeout(spec).total_seconds())
         ),
@@ -101,11 +110,7 @@ def _trainer(
             num_workers=most if fewest == most else (fewest, most),
             elastic_resize_monitor_interval_s=spec.train.resize_interval_s,
             use_gpu=gpus,
-            resources_per_worker={
-                "CPU": spec.cluster.cpus_per_worker,
-                **({"GPU": 1} if gpus else {}),
-                **worker_resources(spec, ray.cluster_resources()),
-            },
+            resources_per_worker=each,
         ),
         run_config=RunConfig(
             name="ray_train",
@@ -113,7 +118,7 @@ def _trainer(
             failure_config=FailureConfig(max_failures=spec.train.most_failures, max_preemption_failures=-1),
         ),
         folder=run.folder,
-        others={"CPU": cpus, "GPU": cards + (of_others if gpus else 0)},
+        others=others,
     )
 
 
@@ -177,8 +182,7 @@ def _pools(run: Run, gpus: bool) -> Iterator[dict[str, RemoteTeacher]]:
     """Start the run's teacher pools and stop them at the end. They load weights while the workers start, except those
     that the stage in which the run begins is taught without."""
     pools: dict[str, RemoteTeacher] = {}
-    begun_at = min(0 if (last := newest(each.folder)) is None else last[1].global_step for each in run.students)
-    away = resting(run.partitions.away, run.total_steps, begun_at)
+    away = resting(run.partitions.away, run.total_steps, begun_at(each.folder for each in run.students))
     try:
         for teacher in run.frozen_teachers:
             if teacher.service.placement is not Placement.inline:

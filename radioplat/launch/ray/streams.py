@@ -20,6 +20,7 @@ from radioplat.data.loading.ray_stream import open_stream, read_in_turn, read_st
 from radioplat.data.loading.shared_reads import SharedReads
 from radioplat.data.order.micro_batch_schedule import MicroBatchSchedule
 from radioplat.design.run import Run
+from radioplat.training.guards.pause import is_asked_to_pause
 from radioplat.training.watch.rank_context import RankContext
 
 _Key = tuple[int, int, int]  # of an execution: numbers of the call of `read` and of the dealing, the first step
@@ -61,7 +62,7 @@ class Streams:
     def _begin(self, step: int, closed: Callable[[], bool]) -> None:
         """Wait until the other groups have begun the step before."""
         assert self._shared is not None
-        self._shared.begin(self._run.name, step, closed)
+        self._shared.begin(step, lambda: closed() or is_asked_to_pause())
 
     def _part(self, read: int, schedule: MicroBatchSchedule, first: int, last: int) -> CloseableIterator[Batch]:
         """Return the batches of steps ``first`` to ``last``; the execution is opened with the first of them."""

@@ -14,6 +14,8 @@ from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.spec.checks.teaching.students import students_problems
 from radioplat.spec.loading.students import own_problem, student_specs
+from radioplat.spec.resolved.teacher import ResolvedTeacher
+from radioplat.spec.schema.cluster import Placement, Transport
 from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.plan.findings import Plan
@@ -63,11 +65,26 @@ def _add_groups(whole: Plan, prepared: dict[str, Preflight]) -> None:
     if first is None or first.resources is None or first.models is None or whole.problems:
         return
     outer = [teacher for teacher in first.models.teachers if not teacher.inside]
+    whole.warnings += [
+        f"teacher {teacher.name} computes everything for each of {len(prepared)} students: {why}"
+        for teacher in outer
+        if (why := _not_shared(teacher))
+    ]
     demand = demand_of(first.spec, outer, first.resources.gpus > 0, groups=len(prepared))
     hint = f"Each of {len(prepared)} students has workers of its own: add nodes, or set distill.placement: together."
     whole.problems += [
         Problem(problem.message, "distill.placement", hint) for problem in shortages(demand, first.resources)
     ]
+
+
+def _not_shared(teacher: ResolvedTeacher) -> str:
+    """Return why groups of workers do not share a teacher's answers; empty if they do."""
+    service, field = teacher.service, f"teachers.{teacher.name}"
+    if service.placement is Placement.inline:
+        return f"{field}.placement is inline"
+    if service.transport is Transport.nixl:
+        return f"{field}.transport is nixl, whose answers are not kept"
+    return f"{field}.recent_bytes is 0" if service.recent_bytes == 0 else ""
 
 
 def _add_memory(whole: Plan, prepared: list[Preflight]) -> None:

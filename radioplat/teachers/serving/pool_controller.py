@@ -54,28 +54,41 @@ class PoolController:
         self._least, self._most = teacher.service.bounds
         self._fingerprint = fingerprint
         self._rests = rests
+        self._without: set[str] = set()  # groups of workers that let it rest
         self._replicas = [] if rests else [self._start() for _ in range(self._least)]
         self._lock = threading.Lock()
         if self._most > self._least:
             threading.Thread(target=self._scale, name="scale", daemon=True).start()
 
-    def replicas(self) -> list:
+    def replicas(self, asker: str = "") -> list:
         """Return handles of the replicas that accept requests now; a pool that rests starts its replicas."""
-        self.wake()
-        return self._running()
+        return self._awake(asker)
 
-    def rest(self) -> None:
-        """End the replicas, and free their resources, until :meth:`wake` or :meth:`replicas` is called."""
+    def rest(self, asker: str = "", askers: int = 1) -> None:
+        """End the replicas, and free their resources, until :meth:`wake` or :meth:`replicas` is called.
+
+        Args:
+            asker: group of workers that does not ask for now.
+            askers: how many groups there are; the replicas end with the last of them.
+        """
         with self._lock:
+            self._without.add(asker)
+            if self._rests or len(self._without) < askers:
+                return
             replicas, self._replicas, self._rests = self._replicas, [], True
         for replica in replicas:
             ray.kill(replica)
 
-    def wake(self) -> None:
+    def wake(self, asker: str = "") -> None:
         """Start the replicas of a pool that rests; returns before they have loaded their weights."""
+        self._awake(asker)
+
+    def _awake(self, asker: str) -> list:
         with self._lock:
+            self._without.discard(asker)
             if self._rests:
                 self._replicas, self._rests = [self._start() for _ in range(self._least)], False
+            return list(self._replicas)
 
     def _running(self) -> list:
         with self._lock:

@@ -42,6 +42,8 @@ class RemoteTeacher:
         say: called when a lost replica delays results.
         direct: whether features are sent from device to device; see :meth:`choose_transport`.
         rests: whether its pool has no replicas, in a stage that is taught without it.
+        asker: name of the group of workers that this is a client for; a pool rests once all groups let it.
+        askers: how many groups there are.
         turn: counter that chooses among equally busy replicas. Each of a group of workers starts with its rank: if all
             started with the same value, all would use one replica at a time.
     """
@@ -55,6 +57,8 @@ class RemoteTeacher:
     say: Callable[[str], None] = _report_nothing
     direct: bool = False
     rests: bool = False
+    asker: str = ""
+    askers: int = 1
     turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # two runs that share a pool have equal ranks
     _replicas: list = field(default_factory=list)
     _size: int = 0  # replicas in the last listing, including other nodes
@@ -87,20 +91,24 @@ class RemoteTeacher:
             return
         self.rests = True
         self.forget_replicas()
-        ray.get(self.controller.rest.remote())
+        ray.get(self.controller.rest.remote(self.asker, self.askers))
 
     def wake(self) -> None:
         """Let the replicas of a pool that rests start."""
         if self.rests:
             self.rests = False
-            self.controller.wake.remote()
+            self.controller.wake.remote(self.asker)
 
     def precision(self) -> str:
         """Return the dtype that the teacher computes in, ``tf32`` for fp32 multiplied as TF32.
 
         Raises:
-            PlacementError: the replicas compute in different dtypes, on different hardware.
+            PlacementError: the replicas compute in different dtypes, on different hardware, or a pool that rests
+                cannot start.
         """
+        if self.rests:
+            self.rests = False
+            await_pool(self)
         precisions = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
         if len(precisions) > 1:
             raise PlacementError(
@@ -150,7 +158,7 @@ class RemoteTeacher:
         """Return the replicas that accept requests now."""
         least, most = self.service.bounds
         if not self._replicas or (least < most and time.monotonic() - self._listed_at > _LOOK_AGAIN_S):
-            replicas = ray.get(self.controller.replicas.remote())
+            replicas = ray.get(self.controller.replicas.remote(self.asker))
             self._size = len(replicas)
             here = ray.get_runtime_context().get_node_id()
             colocate = self.service.placement is Placement.colocate

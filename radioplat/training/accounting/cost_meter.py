@@ -24,6 +24,7 @@ class CostMeter(StepHook):
         clients: clients of all teachers, by name.
         cluster: contains the prices of GPU and CPU hours.
         counted: costs by teacher in the checkpoint that this start resumes from; {} for a new run.
+        groups: groups of workers that the replicas serve; each pays its part of their time.
 
     Attributes:
         share: the part of the teachers' work that this student pays for, of several that learn from it.
@@ -32,9 +33,13 @@ class CostMeter(StepHook):
     name = "teacher_cost"
 
     def __init__(
-        self, clients: Mapping[str, TeacherClient], cluster: ClusterConfig, counted: Mapping[str, Mapping[str, Any]]
+        self,
+        clients: Mapping[str, TeacherClient],
+        cluster: ClusterConfig,
+        counted: Mapping[str, Mapping[str, Any]],
+        groups: int = 1,
     ) -> None:
-        self._clients = clients
+        self._clients, self._groups = clients, groups
         teachers = {name: TeacherCost(**counted.get(name, {})) for name in clients}
         self.costs = TeacherCosts(teachers, Prices(cluster.gpu_hour_price, cluster.cpu_hour_price))
         self._clock = time.monotonic()
@@ -59,7 +64,7 @@ class CostMeter(StepHook):
                 seconds,
                 seconds * held.num_gpus,
                 seconds * held.num_cpus,
-                self.share * passed * held.replicas,
+                self.share * passed * held.replicas / self._groups,
             )
 
     def state_dict(self) -> dict[str, Any]:

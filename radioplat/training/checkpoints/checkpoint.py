@@ -16,7 +16,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -258,6 +258,12 @@ def survey(folder: Path) -> Survey:
             break
         result.unreadable.append(state)
     return result
+
+
+def begun_at(folders: Iterable[Path]) -> int:
+    """Return the step at which the workers of several students would go on now: that of the one furthest behind."""
+    found = [newest(folder) for folder in folders]
+    return min(0 if last is None else last[1].global_step for last in found)
 
 
 def newest(folder: Path) -> tuple[Path, RunState] | None:

@@ -98,6 +98,11 @@ class Pauses(StepHook):
         return Paused(CAUSES[max(causes)], _request[1]) if any(causes) else None
 
 
+def is_asked_to_pause() -> bool:
+    """Return True if the worker in this process was asked to stop."""
+    return _request[0] > 0
+
+
 def is_stepping() -> bool:
     """Return True if training in this process has reached its first step."""
     return _stepping

@@ -69,7 +69,9 @@ def run_worker(
         phases = stack.enter_context(monitored_worker(run, attempt, context))
         pauses = pauses or Pauses()
         halvings = collectives.from_first(lambda: out_of_memory.halvings(run.folder, run.spec, attempt))
-        meters = {p: CostMeter(clients, run.spec.cluster, persistences[p].state.teacher_cost) for p in places}
+        meters = {
+            p: CostMeter(clients, run.spec.cluster, persistences[p].state.teacher_cost, run.groups) for p in places
+        }
         behind = min(states, key=lambda state: state.global_step)
         clock.begin(behind)
         start, stop = behind.global_step, run.total_steps

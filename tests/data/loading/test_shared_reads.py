@@ -42,7 +42,7 @@ def test_one_reads_and_the_others_get_the_same(shared):
 
     def group(name: str) -> None:
         for number in range(3):
-            results[name, number] = shared.read(number, lambda: read(number))  # noqa: B023
+            results[name, number] = shared.of(name).read(number, lambda: read(number))  # noqa: B023
 
     threads = [threading.Thread(target=group, args=(name,)) for name in "abc"]
     for thread in threads:
@@ -54,19 +54,21 @@ def test_one_reads_and_the_others_get_the_same(shared):
 
 
 def test_what_is_too_large_is_read_again(shared):
+    one = shared.of("a")
     for number in range(20):  # of 8,000 bytes each
-        shared.read(number, lambda: table(number))  # noqa: B023
+        one.read(number, lambda: table(number))  # noqa: B023
     again = []
-    assert shared.read(0, lambda: again.append(0) or table(0)).equals(table(0)) and again == [0]
-    assert shared.read(19, lambda: again.append(19) or table(19)).equals(table(19)) and again == [0]
+    other = shared.of("b")
+    assert other.read(0, lambda: again.append(0) or table(0)).equals(table(0)) and again == [0]
+    assert other.read(19, lambda: again.append(19) or table(19)).equals(table(19)) and again == [0]
 
 
 def test_no_group_is_more_than_a_step_ahead(shared):
     for name in "abc":
-        shared.begin(name, 0, never)
-    shared.begin("a", 1, never)
-    shared.begin("b", 1, never)
-    ahead = threading.Thread(target=shared.begin, args=("a", 2, never))
+        shared.of(name).begin(0, never)
+    shared.of("a").begin(1, never)
+    shared.of("b").begin(1, never)
+    ahead = threading.Thread(target=shared.of("a").begin, args=(2, never))
     ahead.start()
     ahead.join(1.0)
     assert ahead.is_alive()  # c has not begun step 1
@@ -74,17 +76,24 @@ def test_no_group_is_more_than_a_step_ahead(shared):
     ahead.join(10.0)
     assert not ahead.is_alive()
     closed = threading.Event()
-    waits = threading.Thread(target=shared.begin, args=("a", 9, closed.is_set))
+    waits = threading.Thread(target=shared.of("a").begin, args=(9, closed.is_set))
     waits.start()
     closed.set()
     waits.join(10.0)
     assert not waits.is_alive()
 
 
+def test_a_group_whose_reader_died_reads_at_once(shared):
+    assert ray.get(shared._actor.take.remote("a", 5)) is None  # its process dies here
+    begin = time.monotonic()
+    assert shared.of("a").read(5, lambda: table(5)).equals(table(5)) and time.monotonic() - begin < 5
+    assert shared.of("b").read(5, lambda: table(0)).equals(table(5))
+
+
 def test_a_lost_actor_stops_nobody(shared):
     ray.kill(shared._actor)
-    assert shared.read(1, lambda: table(1)).equals(table(1))
-    shared.begin("a", 5, never)
+    assert shared.of("a").read(1, lambda: table(1)).equals(table(1))
+    shared.of("a").begin(5, never)
     shared.leave("a")
 
 

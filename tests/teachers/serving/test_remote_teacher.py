@@ -83,7 +83,11 @@ def test_a_pool_that_rests_frees_its_process_until_it_is_asked(pool, timm_teache
         time.sleep(0.1)
     assert not os.path.exists(f"/proc/{first}")
     assert same(ask(rested, [1])[0](), before)  # asked too early: it starts
+    rested.askers = 2  # another group of workers asks, too
     rested.rest()
+    assert ray.get(rested.controller.status.remote()).replicas == 1
+    ray.get(rested.controller.rest.remote("other", 2))
+    assert ray.get(rested.controller.status.remote()).replicas == 0
     rested.wake()
     assert rested.held().replicas == 1 and same(ask(rested, [1])[0](), before)
 

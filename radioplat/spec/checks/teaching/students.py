@@ -50,9 +50,9 @@ def students_problems(spec: Spec) -> Iterator[Problem]:
     if spread and len(students) < 2:
         hint = "List them in distill.students, or leave distill.placement out."
         yield Problem("workers of their own are for several students", "distill.placement", hint)
-    if spread and spec.cluster.mode is ClusterMode.local:
+    if spread and spec.cluster.mode is not ClusterMode.ray:
         hint = "Set cluster.mode: ray, or distill.placement: together."
-        yield Problem("in local mode there is one process for all students", "distill.placement", hint)
+        yield Problem("workers of their own run on a Ray cluster", "distill.placement", hint)
     if not students:
         return
     if spec.model.task is not ModelTask.features:
