@@ -6,7 +6,8 @@ command ``radioplat demo`` is the same. The students learn from one pass of two 
 teachers as actors (DeepSpeed, ZeRO stage 1). `benchmarks.judges.killer`, which knows processes by ``ps`` alone, kills
 workers, teachers, readers and raylets; a raylet that was killed is replaced after some seconds, so that the number of
 workers changes. Then `benchmarks.judges.ledger` counts the samples, ``sha256`` the weights, and the judge's kNN and
-OpenVINO measure the students. The same command goes on where an earlier one was interrupted; the folder keeps its options.
+OpenVINO measure the students. The same command goes on where an earlier one was interrupted; the folder keeps its
+options.
 
 The folder gets ``demo.html``, ``demo.png`` and ``demo.svg``, a recording of the terminal. The last line on stdout is
 one JSON object: ``hashes_equal`` (share of the students whose file of weights has the SHA-256 of the run that was left
