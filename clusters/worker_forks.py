@@ -85,7 +85,8 @@ def serve(path: str, modules: list[str], late: list[str]) -> None:
     Args:
         late: modules that each raylet's fork imports.
     """
-    _import(modules)
+    with contextlib.redirect_stdout(sys.stderr):  # some modules print; stdout is for `ready`
+        _import(modules)
     forks: dict[tuple[str, ...], socket.socket] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
