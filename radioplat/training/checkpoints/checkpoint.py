@@ -262,8 +262,8 @@ def survey(folder: Path) -> Survey:
 
 def begun_at(folders: Iterable[Path]) -> int:
     """Return the step at which the workers of several students would go on now: that of the one furthest behind."""
-    found = [newest(folder) for folder in folders]
-    return min(0 if last is None else last[1].global_step for last in found)
+    last = [newest(folder) for folder in folders]
+    return min(0 if each is None else each[1].global_step for each in last)
 
 
 def newest(folder: Path) -> tuple[Path, RunState] | None:
