@@ -60,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnfitFile as error:
         print(error, file=sys.stderr)
         return 2
-    result: dict[str, Any] = {side: _bounds(one_side(hits)) for side, hits in sides.items()}
+    result: dict[str, Any] = {side: bounds(one_side(hits)) for side, hits in sides.items()}
     if given.against:
-        result["difference"] = _bounds(difference(sides["figure"], sides["against"]))
-    for name, bounds in result.items():
-        print(f"{name:10} {bounds['value']:+.4f}  [{bounds['lower']:+.4f}, {bounds['upper']:+.4f}]")
+        result["difference"] = bounds(difference(sides["figure"], sides["against"]))
+    for name, each in result.items():
+        print(f"{name:10} {each['value']:+.4f}  [{each['lower']:+.4f}, {each['upper']:+.4f}]")
     print(json.dumps({"head": given.head, "kind": given.kind, "images": len(images), **result}))
     return 0
 
@@ -96,7 +96,8 @@ def _features(model: Model, images: np.ndarray, kind: str) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _bounds(interval: Interval) -> dict[str, float]:
+def bounds(interval: Interval) -> dict[str, float]:
+    """Return value and interval, rounded."""
     return {key: round(getattr(interval, key), 5) for key in ("value", "lower", "upper")}
 
 

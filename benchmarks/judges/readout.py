@@ -26,8 +26,8 @@ from PIL import Image
 
 from benchmarks.judges.embed import BATCH, Model, OnnxStudent, TimmModel
 from benchmarks.judges.embeddings import UnfitFile
-from benchmarks.judges.fidelity import fidelity
-from benchmarks.judges.resampling import Interval, difference, one_side
+from benchmarks.judges.fidelity import bounds, fidelity
+from benchmarks.judges.resampling import difference, one_side
 
 STRENGTHS = 10.0 ** np.arange(-4, 4)  # of the ridge, times the mean square of a feature
 
@@ -99,11 +99,6 @@ def summaries(model: Model, images: np.ndarray) -> np.ndarray:
 def enlarged(images: np.ndarray, size: int) -> np.ndarray:
     """Return images uint8 ``[N, size, size, 3]``."""
     return np.stack([np.asarray(Image.fromarray(image).resize((size, size), Image.BICUBIC)) for image in images])
-
-
-def bounds(interval: Interval) -> dict[str, float]:
-    """Return value and interval, rounded."""
-    return {key: round(getattr(interval, key), 5) for key in ("value", "lower", "upper")}
 
 
 if __name__ == "__main__":

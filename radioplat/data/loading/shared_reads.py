@@ -89,7 +89,7 @@ class _Actor:
                 await asyncio.sleep(_LOOK_S)
         finally:
             self._waiting.discard(group)
-            if group in self._begun:
+            if self._begun.get(group, (None,))[0] == step:  # else it has left, or was started again meanwhile
                 self._begun[group] = (step, time.monotonic())
 
     async def leave(self, group: str) -> None:
@@ -157,10 +157,10 @@ class SharedReads:
             except ray.exceptions.RayError:
                 return
 
-    def leave(self, group: str) -> None:
-        """Let the others go on without a group that has ended."""
+    def leave(self) -> None:
+        """Let the others go on without this group, which has ended."""
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._actor.leave.remote(group))
+            ray.get(self._actor.leave.remote(self._group))
 
     def counts(self) -> dict[str, int] | None:
         """Return how many micro-batches were ``read``, and how many ``shared``: taken from another group.

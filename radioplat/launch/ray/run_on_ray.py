@@ -52,7 +52,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
             count = f"{most}" if fewest == most else f"{fewest} to {most}"
             of_each = f" for each of {len(groups)} students" if shared else ""
             say(f"this cluster has no GPU: the run has {count} CPU worker(s){of_each}")
-        trainers = [_trainer(group, pools, shared, gpus, len(groups)) for group in groups]
+        trainers = [_trainer(group, pools, shared, gpus) for group in groups]
 
         def stop() -> None:
             """Ask all groups to save and end."""
@@ -73,7 +73,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
                     say(f"{group.name} has ended: {error}; the others go on")
                     raise
                 finally:
-                    shared.leave(group.name)
+                    shared.of(group.name).leave()
 
             pairs = zip(groups, trainers, strict=True)
             run_side_by_side([partial(fit, group, trainer) for group, trainer in pairs], stop)
@@ -81,14 +81,8 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
                 say(f"micro-batches: {counts['read']} read, {counts['shared']} taken from another student's workers")
 
 
-def _trainer(
-    run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None, gpus: bool, groups: int
-) -> ElasticTrainer:
-    """Return the trainer of a group of workers.
-
-    Args:
-        groups: number of groups; each leaves the others their fewest workers.
-    """
+def _trainer(run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None, gpus: bool) -> ElasticTrainer:
+    """Return the trainer of a group of workers, which leaves the other groups their fewest workers."""
     spec = run.spec
     fewest, most = spec.worker_bounds
     outside = teachers_and_decoding(spec, run.frozen_teachers, gpus)
@@ -97,7 +91,7 @@ def _trainer(
         **({"GPU": 1.0} if gpus else {}),
         **worker_resources(spec, ray.cluster_resources()),
     }
-    others = {name: amount * fewest * (groups - 1) for name, amount in each.items()}
+    others = {name: amount * fewest * (run.groups - 1) for name, amount in each.items()}
     others["CPU"] += outside.cpus
     others["GPU"] = others.get("GPU", 0.0) + outside.gpus
     return ElasticTrainer(

@@ -72,7 +72,7 @@ def test_no_group_is_more_than_a_step_ahead(shared):
     ahead.start()
     ahead.join(1.0)
     assert ahead.is_alive()  # c has not begun step 1
-    shared.leave("c")
+    shared.of("c").leave()
     ahead.join(10.0)
     assert not ahead.is_alive()
     closed = threading.Event()
@@ -94,7 +94,7 @@ def test_a_lost_actor_stops_nobody(shared):
     ray.kill(shared._actor)
     assert shared.of("a").read(1, lambda: table(1)).equals(table(1))
     shared.of("a").begin(5, never)
-    shared.leave("a")
+    shared.of("a").leave()
 
 
 def test_a_silent_group_is_not_waited_for(ray_cluster, monkeypatch):
