@@ -12,8 +12,8 @@ options.
 The folder gets ``demo.html``, ``demo.png`` and ``demo.svg``, a recording of the terminal. The last line on stdout is
 one JSON object: ``hashes_equal`` (share of the students whose file of weights has the SHA-256 of the run that was left
 alone), ``blows`` (kills), ``missing`` and ``repeated`` (samples, of all students' ledgers),
-``teacher_forwards_per_sample`` (all forwards of a teacher over samples), ``teacher_forwards_again`` (those among them
-of images that another process had computed, and lost with its own death),
+``teacher_forwards_per_sample`` (new answers of a teacher over samples), ``teacher_forwards_again`` (forwards of images
+that it had answered before, over samples: what was lost with a process),
 ``goodput`` (useful share of the wall time of the run with kills), ``seconds`` (of the command, over all its starts).
 The exit status is 1 if a hash differs, a sample is missing or was used twice, a kill was not survived, or fewer came
 than were asked for.
@@ -26,6 +26,7 @@ import hashlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"of the results, and of both runs ({FOLDER})")
     parser.add_argument("--brief", action="store_true", help="without kNN, engines and replay")
     words = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it started is ended, too
     home = words.folder.resolve()
     home.mkdir(parents=True, exist_ok=True)
     steps = words.steps or max(20, round(words.seconds / 5))
@@ -208,7 +210,7 @@ def measured(home: Path, options: Options, progress: Progress) -> dict[str, Any]
     account = goodput(home / DISTURBED / "distill")
     figures = account.kpi() if account else {}
     counted = last_line("benchmarks.judges.family", "forwards", home / COUNTS, "--rows", BATCH)
-    batches = options.samples / BATCH
+    batches, repeated = options.samples / BATCH, counted["again"].items()
     kinds = Counter(kill.kind for kill in progress.kills)
     worlds = [event.world_size for event in Attempts(home / DISTURBED / "distill").read() if event.event == "start"]
     return {
@@ -216,7 +218,7 @@ def measured(home: Path, options: Options, progress: Progress) -> dict[str, Any]
         "blows": len(progress.kills),
         "missing": sum(each["missing"] for each in by_student.values()),
         "repeated": sum(each["repeated"] for each in by_student.values()),
-        "teacher_forwards_per_sample": round(max(counted["forwards"].values()) / batches, 4),
+        "teacher_forwards_per_sample": round(max(counted["forwards"][t] - again for t, again in repeated) / batches, 4),
         "teacher_forwards_again": round(max(counted["again"].values()) / batches, 4),
         "goodput": round(figures.get("goodput/useful", 0.0), 4),
         "samples_replayed": int(figures.get("run/samples_replayed", 0)),
@@ -272,8 +274,8 @@ def ending(found: dict[str, Any]) -> Panel:
         f"{found['blows']} kills ({kinds})",
         f"{found['starts']} starts of the workers, {fewest} to {most} of them",
         f"samples: {found['missing']} missing, {found['repeated']} used twice",
-        f"forwards of a teacher: {found['teacher_forwards_per_sample']:.3f} for each sample, "
-        f"{found['teacher_forwards_again']:.3f} of them again after its own death",
+        f"forwards of a teacher: {found['teacher_forwards_per_sample']:.3f} for each sample, and "
+        f"{found['teacher_forwards_again']:.3f} again, whose answers were lost with a process",
         f"goodput {found['goodput']:.1%}; from a kill to the next step: {found.get('seconds_a_kill', 0):.1f} s (mean)",
     ]
     if again := found.get("replay"):

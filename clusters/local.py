@@ -68,9 +68,9 @@ class LocalCluster:
         self._node_cpus, self._places, self._gpus = node_cpus, places, gpus
         self._before = dict(os.environ)
         os.environ.setdefault("RAY_worker_niceness", "0")
+        self._forks, self._forked = _serve_forks(*preload) if preload else (None, {})
         # Ray's exit hooks install signal handlers, which would fail when another thread adds a node.
         atexit.register(self.close)
-        self._forks, self._forked = _serve_forks(*preload) if preload else (None, {})
         self._cluster = Cluster(
             initialize_head=True,
             shutdown_at_exit=False,

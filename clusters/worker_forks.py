@@ -125,8 +125,19 @@ def serve(path: str, modules: list[str], late: list[str]) -> None:
 
 def _serve_raylet(requests: socket.socket, modules: list[str]) -> None:
     """Import ``modules`` and fork for each request, until the raylet or the other side ends; never returns."""
+    import threading
+
     os.setsid()
     _import(modules)
+    # Ray draws ids by a generator of each thread. That of this one has begun, and all forks would continue it alike.
+    forking = threading.Thread(target=_fork_workers, args=(requests,))
+    forking.start()
+    forking.join()
+    os._exit(1)
+
+
+def _fork_workers(requests: socket.socket) -> None:
+    """Fork for each request, in a thread that draws no ids itself; never returns."""
     while True:
         ready = select.select([requests], [], [], 1.0)[0]
         _reap()
@@ -137,6 +148,7 @@ def _serve_raylet(requests: socket.socket, modules: list[str]) -> None:
         request, descriptors, _, _ = socket.recv_fds(requests, _LONGEST, 4)
         if not request:
             os._exit(0)
+        _change_seeds()
         with socket.socket(fileno=descriptors.pop()) as connection:
             if os.fork() == 0:
                 connection.close()
@@ -146,6 +158,21 @@ def _serve_raylet(requests: socket.socket, modules: list[str]) -> None:
                 connection.send(_FORKED)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _change_seeds() -> None:
+    """Let the next fork draw other ids than the one before: two workers with equal ids end one another.
+
+    A thread's generator is seeded by one of eight pools of random bytes, in turn, which changes with it.
+    """
+    import threading
+
+    import ray
+
+    for _ in range(16):
+        thread = threading.Thread(target=ray.NodeID.from_random)
+        thread.start()
+        thread.join()
 
 
 def _become(request: dict, descriptors: list[int]) -> None:

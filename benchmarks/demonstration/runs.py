@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -97,7 +98,8 @@ def demo_spec(home: Path, options: Options) -> dict[str, Any]:
     """Return the spec of both runs: the first students of `benchmarks.family`, small enough for two cores."""
     spec = family_spec(home, options.steps)
     spec["model"]["backbone"]["cpe_max_size"] = SIDE
-    spec["dataset"] |= {"img_size": SIDE, "batch_size": BATCH}
+    # Little is asked for ahead: it is lost with the processes.
+    spec["dataset"] |= {"img_size": SIDE, "batch_size": BATCH, "prefetch_batches": 1}
     spec["dataset"]["train_dataset"]["tar_data_sources"][0]["steps_per_epoch"] = options.steps
     for teacher in spec["distill"]["teacher"]:
         teacher["input_size"] = TEACHERS_SIDE
@@ -145,7 +147,8 @@ def disturbed(home: Path, options: Options) -> None:
             place = {"mode": "ray", "address": cluster.address, "cpus_per_worker": 0.5, "cpus_per_decode": 0.5}
             spec = demo_spec(home, options) | {"results_dir": str(home / DISTURBED), "cluster": place}
             # What a teacher has answered outlives it, too.
-            radioplat.distill(spec | {"feature_cache": {"dir": str(home / "features")}}, say=say)
+            cache = {"dir": str(home / "features"), "write_interval_s": 0}
+            radioplat.distill(spec | {"feature_cache": cache}, say=say)
         finally:
             ended.set()
             keeper.join()
@@ -176,6 +179,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Run one of the two."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cluster is stopped, too
     home = Path(sys.argv[2]).resolve()
     options = Options.read(home)
     assert options is not None

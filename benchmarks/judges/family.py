@@ -7,9 +7,8 @@ wrote.
 largest absolute difference of any number in any tensor of student, heads, moments and averages (infinite if the tensors
 are not the same ones), and ``numbers``, how many were compared.
 
-``... forwards FILE --rows N``: lines ``NAME ROWS PROCESS IMAGES``. Last line: forwards of N rows, by name; how many of
-them, ``again``, were of images that an earlier process had computed and taken with it when it ended; and the number of
-processes.
+``... forwards FILE --rows N``: lines ``NAME ROWS PROCESS IMAGES``. Last line, by name: forwards of N rows; how many of
+them, ``again``, were of images that had been computed before; and the number of processes.
 """
 
 from __future__ import annotations
@@ -64,19 +63,17 @@ def compared(ours: Path, theirs: Path) -> dict[str, Any]:
 def counted(file: Path, rows: int) -> dict[str, Any]:
     """Count the forwards of a batch of ``rows``."""
     forwards: Counter[str] = Counter()
-    again: Counter[str] = Counter()
+    images: dict[str, set[str]] = {}
     processes: dict[str, set[str]] = {}
-    known: dict[tuple[str, str], set[str]] = {}  # name and images -> processes
     for line in file.read_text().splitlines():
-        name, size, process, images = line.split()
+        name, size, process, image = line.split()
         if int(size) == rows:
             forwards[name] += 1
             processes.setdefault(name, set()).add(process)
-            by = known.setdefault((name, images), set())
-            again[name] += bool(by) and process not in by
-            by.add(process)
+            images.setdefault(name, set()).add(image)
+    again = {name: count - len(images[name]) for name, count in forwards.items()}
     counts = {name: len(each) for name, each in processes.items()}
-    return {"forwards": dict(forwards), "again": {name: again[name] for name in forwards}, "processes": counts}
+    return {"forwards": dict(forwards), "again": again, "processes": counts}
 
 
 if __name__ == "__main__":

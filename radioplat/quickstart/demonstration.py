@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ def demonstrate(options: Mapping[str, str | None]) -> int:
     roots = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "benchmarks.demo", *given]
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": roots}) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         while True:
             try:
                 return process.wait()

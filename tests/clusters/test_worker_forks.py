@@ -19,7 +19,7 @@ from clusters.worker_forks import SOCKET
 def test_workers_are_forks_with_an_environment_of_their_own_and_can_be_killed():
     import ray
 
-    with LocalCluster(nodes=1, preload=(["colorsys"], ["ray", "wave"])) as cluster:
+    with LocalCluster(nodes=1, preload=(["colorsys"], ["ray.data", "wave"])) as cluster:
         ray.init(address=cluster.address, log_to_driver=False)
         socket = os.environ[SOCKET]
 
@@ -32,6 +32,7 @@ def test_workers_are_forks_with_an_environment_of_their_own_and_can_be_killed():
                 "variable": os.environ.get("FORKS_TEST"),
                 "above": me.parent().cmdline(),
                 "title": me.cmdline()[0],
+                "id": ray.NodeID.from_random().hex(),
             }
 
         def there(value: str) -> dict:
@@ -42,6 +43,7 @@ def test_workers_are_forks_with_an_environment_of_their_own_and_can_be_killed():
 
         known = [there("a"), there("b")]
         assert [each["variable"] for each in known] == ["a", "b"] and known[0]["pid"] != known[1]["pid"]
+        assert known[0]["id"] != known[1]["id"]  # Ray draws the ids of objects by the same generator
         for each in known:
             assert each["modules"] and "--serve" in each["above"] and each["title"].startswith("ray::")
         os.kill(known[1]["pid"], signal.SIGKILL)

@@ -9,7 +9,7 @@ from radioplat.tasks.tune.together import why_apart
 from radioplat.tasks.tune.trial_record import State
 from radioplat.tasks.tune.tune import tune
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 LR, WIDTH = "train.optim.lr", "model.backbone.kwargs.embed_dim"
 
 
@@ -40,20 +40,25 @@ def test_what_keeps_trials_apart(make_spec, tmp_path, changes, reason):
     assert reason in apart and bool(apart) == bool(reason)
 
 
-def test_the_results_are_those_of_trials_apart(make_spec, tmp_path, ray_environment, monkeypatch):
+@pytest.mark.parametrize(
+    "varied", [{WIDTH: {"grid": [24, 48]}}, pytest.param({}, marks=pytest.mark.proof)], ids=["two", "four"]
+)
+def test_the_results_are_those_of_trials_apart(make_spec, tmp_path, ray_environment, monkeypatch, varied):
     for name, value in ray_environment.items():
         monkeypatch.setenv(name, value)
     lines: list[str] = []
     spec = make_spec(tmp_path / "together", {"model": {"backbone": {"kwargs": {"num_heads": 2}}}})
-    together = tune(spec, space=space(), say=lines.append)
+    shared = space(**({"parameters": varied} if varied else {}))
+    together = tune(spec, space=shared, say=lines.append)
     assert "trials learn from one pass of the teachers" in lines
-    assert [record.state for record in together.trials] == [State.done] * 4
+    assert [record.state for record in together.trials] == [State.done] * (2 if varied else 4)
     assert (tmp_path / "together" / "tune" / "together" / "trial_0000" / "distill" / "attempts.jsonl").exists()
-    apart = tune({**spec, "results_dir": str(tmp_path / "apart")}, space=space(share_pass="never"), say=lines.append)
+    apart_space = {**shared, "share_pass": "never"}
+    apart = tune({**spec, "results_dir": str(tmp_path / "apart")}, space=apart_space, say=lines.append)
     for ours, theirs in zip(together.trials, apart.trials, strict=True):
         assert ours.values == theirs.values and ours.metrics == pytest.approx(theirs.metrics, rel=1e-5)
     assert together.best.values == apart.best.values
-    again = tune(spec, space=space(), say=lines.append)  # nothing is left to do
+    again = tune(spec, space=shared, say=lines.append)  # nothing is left to do
     assert [record.metrics for record in again.trials] == [record.metrics for record in together.trials]
 
 

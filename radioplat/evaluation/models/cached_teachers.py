@@ -38,7 +38,7 @@ def teacher_encoders(spec: Spec, teachers: list[ResolvedTeacher], device: str) -
     if not folder or not cached:
         yield encoders
         return
-    store = FeatureStore(folder, config.max_bytes)
+    store = FeatureStore(folder, config.max_bytes, write_seconds=config.write_interval_s)
     try:
         keys = {t.name: evaluation_key(t, device) for t in cached}
         yield encoders | {name: remembering(encoders[name], key, store, device) for name, key in keys.items()}
@@ -65,11 +65,13 @@ def remembering(encode: Encoder, key: bytes, store: FeatureStore, device: str = 
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
             fresh = rows_of(to_host(pack(encode(images[missing]), 0.0)))
+            finite = {}
             for place, i in enumerate(missing):
                 # Copies, so that one row does not keep the batch in memory.
                 rows[i] = row = {name: array[place].copy() for name, array in fresh.items()}
                 if all(is_finite(array) for array in row.values()):
-                    store.put(keys[i], row)
+                    finite[keys[i]] = row
+            store.put(finite)
         whole = {name: np.stack([row[name] for row in rows if row]) for name in rows[0] or ()}
         return unpack(Packed(whole.get("summary"), whole.get("spatial"), {}, 0.0)).map(lambda t: t.to(device).float())
 

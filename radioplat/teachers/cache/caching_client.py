@@ -100,10 +100,14 @@ class CachedTeacher:
             fresh = pending()
             in_memory = to_host(fresh)
             rows = rows_of(in_memory)
-            for row in sorted(keys.keys() - hits.keys()):
-                if all(is_finite(array[row]) for array in rows.values()):
-                    # A copy: a slice would keep the complete result in memory, or in Ray's object store.
-                    self._store.put(keys[row], {name: array[row].copy() for name, array in rows.items()})
+            # Copies: a slice would keep the complete result in memory, or in Ray's object store.
+            self._store.put(
+                {
+                    keys[row]: {name: array[row].copy() for name, array in rows.items()}
+                    for row in sorted(keys.keys() - hits.keys())
+                    if all(is_finite(array[row]) for array in rows.values())
+                }
+            )
             # What is on a GPU stays there: the student needs it there.
             return dataclasses.replace(fresh if is_on_gpu(fresh) else in_memory, cached=(0, len(keys)))
 

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,10 +28,10 @@ from radioplat.teachers.cache.file import SUFFIX, FeatureFile, Row, encode, layo
 from radioplat.tracking.record_versions import NewerRecord
 
 WRITE_BYTES = 2**26  # bytes of features to collect before a file is written
-WRITE_SECONDS = 60.0  # after which they are written anyway; a killed process loses at most these
+WRITE_SECONDS = 60.0  # after which they are written anyway: `feature_cache.write_interval_s`
 LIST_SECONDS = 30.0  # between two listings of the folder
-# Both begin with this and double: in a short run other workers soon need what one has computed, and a long run does not
-# leave a file for every few seconds.
+# Both begin with this, if it is less, and double: in a short run other workers soon need what one has computed, and a
+# long run does not leave a file for every few seconds.
 FIRST_SECONDS = 4.0
 _LEFT_BEHIND_SECONDS = 86_400.0  # after which a partial file is abandoned
 
@@ -43,6 +43,8 @@ class FeatureStore:
         folder: local, or ``s3://...``, ``gs://...``; created if missing.
         max_bytes: of all its files; further features are not cached.
         say: called at most once, with a line for the user, when the cache stops being filled.
+        write_seconds: after which features are written, however few; a process that is killed loses at most these. 0:
+            those of each :meth:`put` at once.
 
     Attributes:
         ignored: number of files that are damaged, or not of this format.
@@ -53,7 +55,13 @@ class FeatureStore:
         NewerRecord: a newer version wrote one of its files.
     """
 
-    def __init__(self, folder: str, max_bytes: int, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        max_bytes: int,
+        say: Callable[[str], None] | None = None,
+        write_seconds: float = WRITE_SECONDS,
+    ) -> None:
         self._folder, self._max, self._say = absolute(folder), max_bytes, say or _to_stderr
         self._write_bytes = min(WRITE_BYTES, max(1, max_bytes // 16))
         self._lock = threading.RLock()
@@ -69,7 +77,8 @@ class FeatureStore:
         self._writer = ThreadPoolExecutor(1, "cache-writer")
         self._readers = ThreadPoolExecutor(8, "cache-reader")
         self._stopped = ""  # reason why writing has stopped
-        self._write_after, self._list_after = FIRST_SECONDS, FIRST_SECONDS
+        self._write_seconds = write_seconds
+        self._write_after, self._list_after = min(FIRST_SECONDS, write_seconds), FIRST_SECONDS
         self.ignored = self.lost = 0
         self._newer: NewerRecord | None = None  # of the first file of a newer version
         try:
@@ -99,18 +108,19 @@ class FeatureStore:
         each = self._readers.map if is_remote(self._folder) else map
         return list(each(self._get, keys))
 
-    def put(self, key: bytes, row: Row) -> None:
-        """Queue ``row`` for writing, unless the cache is full; its arrays must not be changed any more."""
+    def put(self, rows: Mapping[bytes, Row]) -> None:
+        """Queue ``rows``, by key, for writing, unless the cache is full; their arrays must not be changed any more."""
         with self._lock:
-            if self._stopped or self._knows(key):
-                return
-            if not self._fresh:
-                self._fresh_since = time.monotonic()
-            self._fresh[key] = row
-            self._fresh_bytes += sum(array.nbytes for array in row.values())
-            late = time.monotonic() - self._fresh_since > self._write_after
+            for key, row in rows.items():
+                if self._stopped or self._knows(key):
+                    continue
+                if not self._fresh:
+                    self._fresh_since = time.monotonic()
+                self._fresh[key] = row
+                self._fresh_bytes += sum(array.nbytes for array in row.values())
+            late = bool(self._fresh) and time.monotonic() - self._fresh_since >= self._write_after
             if late:
-                self._write_after = min(2 * self._write_after, WRITE_SECONDS)
+                self._write_after = min(2 * self._write_after, self._write_seconds)
         if late or self._fresh_bytes >= self._write_bytes:
             self._hand_over()
 

@@ -39,7 +39,9 @@ def through_cache(run: Run, clients: dict[str, TeacherClient], rank: int) -> Ite
     hashes = collectives.from_first(lambda: {t.name: weights_hash(t) for t in cached})
     keys = collectives.alike(lambda: {t.name: _key(run, t, clients, hashes) for t in cached})
     places = SamplePlaces(RunData.load(run.data_dir, run.spec.dataset.train_dataset).index)
-    store = collectives.alike(lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run)))
+    store = collectives.alike(
+        lambda: FeatureStore(folder, config.max_bytes, partial(_warn, run), config.write_interval_s)
+    )
     try:
         yield clients | {name: CachedTeacher(clients[name], key, store, places) for name, key in keys.items()}
     finally:

@@ -42,7 +42,7 @@ print("up", flush=True)
 sys.stdin.readline()
 for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 60):
     row = {"summary": np.random.default_rng(seed).integers(0, 1000, 100).astype(np.uint16)}
-    store.put(seed.to_bytes(32, "big"), row)
+    store.put({seed.to_bytes(32, "big"): row})
 store.close()
 """
         command = [sys.executable, "-c", script, str(tmp_path / "cache")]
@@ -63,12 +63,30 @@ store.close()
 
     def test_what_others_write_is_found_while_running(self, open_store, monkeypatch):
         reader, writer = open_store(), open_store()
-        writer.put(key_of(1), row_of(1))
+        writer.put({key_of(1): row_of(1)})
         writer.flush()
         assert reader.get([key_of(1)]) == [None]
         monkeypatch.setattr(reader, "_list_after", 0.0)
         [row] = reader.get([key_of(1)])
         np.testing.assert_array_equal(row["summary"], row_of(1)["summary"])
+
+    @pytest.mark.parametrize(("seconds", "written"), [(0.0, True), (60.0, False)])
+    def test_a_process_that_ends_at_once_loses_what_is_younger(self, seconds, written, open_store, tmp_path):
+        script = """
+import os, sys, time
+import numpy as np
+from radioplat.teachers.cache.store import FeatureStore
+store = FeatureStore(sys.argv[1], 10**9, write_seconds=float(sys.argv[2]))
+store.put({seed.to_bytes(32, "big"): {"summary": np.arange(9, dtype=np.uint16)} for seed in range(3)})
+limit = time.monotonic() + 60
+while not [name for name in os.listdir(sys.argv[1]) if name[0] != "."] and float(sys.argv[2]) == 0:
+    assert time.monotonic() < limit
+    time.sleep(0.01)
+os._exit(7)
+"""
+        command = [sys.executable, "-c", script, str(tmp_path / "cache"), str(seconds)]
+        assert subprocess.run(command).returncode == 7
+        assert [row is not None for row in open_store().get([key_of(seed) for seed in range(3)])] == [written] * 3
 
     def test_outputs_of_any_shape_side_by_side(self, open_store):
         rows = [
@@ -79,7 +97,7 @@ store.close()
         ]
         store = open_store()
         for i, row in enumerate(rows):
-            store.put(key_of(i), row)
+            store.put({key_of(i): row})
         store.close()
         for row, found in zip(rows, open_store().get([key_of(i) for i in range(4)]), strict=True):
             assert found.keys() == row.keys()
@@ -90,7 +108,7 @@ store.close()
     def test_files_that_are_torn_or_foreign(self, fault, open_store, files, tmp_path):
         store = open_store()
         for seed in (1, 2):
-            store.put(key_of(seed), row_of(seed))
+            store.put({key_of(seed): row_of(seed)})
             store.flush()
         torn = files()[0]
         data = torn.read_bytes()
@@ -106,14 +124,14 @@ store.close()
 
     def test_a_cache_with_files_of_a_newer_version_is_refused_and_stays(self, open_store, files, tmp_path, monkeypatch):
         reader, store = open_store(), open_store()
-        store.put(key_of(1), row_of(1))
+        store.put({key_of(1): row_of(1)})
         store.close()
         with monkeypatch.context() as newer:
             newer.setattr(cache_file, "_SCHEMA", 2)
             newer.setattr(cache_file, "__version__", "9.9")
             store = open_store()
             assert store.get([key_of(1)]) == [None], "a file of schema 1 is computed again by schema 2"
-            store.put(key_of(2), row_of(2))
+            store.put({key_of(2): row_of(2)})
             store.close()
         before = {path.name: path.read_bytes() for path in (tmp_path / "cache").iterdir()}
         assert len(before) == 2
@@ -126,20 +144,20 @@ store.close()
     def test_files_that_vanish(self, open_store, files):
         store = open_store()
         for seed in (1, 2):
-            store.put(key_of(seed), row_of(seed))
+            store.put({key_of(seed): row_of(seed)})
         store.close()
         reader = open_store()
         for path in files():
             path.unlink()
         assert reader.get([key_of(1), key_of(2)]) == [None, None] and (reader.lost, len(reader)) == (1, 0)
-        reader.put(key_of(1), row_of(1))
+        reader.put({key_of(1): row_of(1)})
         reader.flush()
         assert len(files()) == 1 and open_store().get([key_of(1)])[0] is not None
 
     def test_a_file_that_vanishes_while_it_is_read_from(self, open_store, files):
         store = open_store()
         for seed in (1, 2):
-            store.put(key_of(seed), row_of(seed))
+            store.put({key_of(seed): row_of(seed)})
         store.close()
         reader = open_store()
         reader.get([key_of(1)])
@@ -151,7 +169,7 @@ store.close()
         said, most = [], 20_000
         stores = [open_store(most, say=said.append) for _ in range(2)]
         for seed in range(200):  # 200 bytes each, and what a file needs beside
-            stores[seed % 2].put(key_of(seed), row_of(seed))
+            stores[seed % 2].put({key_of(seed): row_of(seed)})
         for store in stores:
             store.flush()
         used = sum(path.stat().st_size for path in files())
@@ -160,7 +178,7 @@ store.close()
         again = open_store(most)
         found = [row for row in again.get([key_of(seed) for seed in range(200)]) if row is not None]
         assert len(found) == len(again) > 20
-        again.put(key_of(500), row_of(500, numbers=10_000))
+        again.put({key_of(500): row_of(500, numbers=10_000)})
         again.flush()
         assert sum(path.stat().st_size for path in files()) == used
 
@@ -187,7 +205,7 @@ store.close()
         (tmp_path / "cache").rmdir()
         (tmp_path / "cache").write_text("")
         for seed in (1, 2):
-            store.put(key_of(seed), row_of(seed))
+            store.put({key_of(seed): row_of(seed)})
             store.flush()
         assert len(said) == 1 and "cannot be written to" in said[0]
         assert store.get([key_of(1)]) == [None]
@@ -214,7 +232,7 @@ class TestObjectStore:
         folder, said = "s3://features/radio/cache", []
         store = open_store(20_000, folder, said.append)
         for seed in range(100):
-            store.put(key_of(seed), row_of(seed))
+            store.put({key_of(seed): row_of(seed)})
         store.close()
         listed = [o for o in bucket.list_objects_v2(Bucket="features")["Contents"] if o["Key"].endswith(SUFFIX)]
         assert 10_000 < sum(o["Size"] for o in listed) <= 20_000 and len(said) == 1
