@@ -1,6 +1,6 @@
 """Kills, students, one hash: a run that loses processes all the time beside one that is left alone.
 
-``python -m benchmarks.demo [--kills 40] [--seconds 480] [--students 4] [--seed 0] [--steps N] [--folder DIR]``; the
+``python -m benchmarks.demo [--kills 40] [--seconds 420] [--students 4] [--seed 0] [--steps N] [--folder DIR]``; the
 command ``radioplat demo`` is the same. The students learn from one pass of two real teachers, with
 ``train.reduction: exact``: first in one process, then on up to three raylets of this machine, with Ray Data and the
 teachers as actors (DeepSpeed, ZeRO stage 1). `benchmarks.judges.killer`, which knows processes by ``ps`` alone, kills
@@ -72,7 +72,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it started is ended, too
     home = words.folder.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    steps = words.steps or max(20, round(words.seconds / 5))
+    steps = words.steps or enough_steps(words.seconds)
     asked = Options(words.kills, words.seconds, words.students, words.seed, steps)
     options = Options.read(home)
     if options is not None and options != asked:
@@ -98,6 +98,12 @@ def main() -> int:
     for fault in faults:
         print(f"{fault}; see {home / DISTURBED} and {home / 'disturbed.log'}", file=sys.stderr)
     return int(bool(faults))
+
+
+def enough_steps(seconds: float) -> int:
+    """Return so many steps that a run lasts longer than the kills: two cores make one in ten seconds between them."""
+    cores = len(os.sched_getaffinity(0))
+    return max(20, round(seconds / 10 * min(max(cores / 2, 1), 4)))
 
 
 class Clock:

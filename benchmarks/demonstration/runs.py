@@ -68,10 +68,10 @@ class Options:
     """
 
     kills: int = 40
-    seconds: float = 480.0
+    seconds: float = 420.0
     students: int = 4
     seed: int = 0
-    steps: int = 100
+    steps: int = 42
 
     @property
     def names(self) -> list[str]:
