@@ -145,17 +145,22 @@ class SharedReads:
             ray.get(self._actor.give.remote(self._group, micro_batch, own))
         return own
 
-    def begin(self, step: int, closed: Callable[[], bool]) -> None:
-        """Wait until the other groups have begun the step before ``step``, or until ``closed`` returns True."""
+    def begin(self, step: int, closed: Callable[[], bool]) -> bool:
+        """Wait until the other groups have begun the step before ``step``, or until ``closed`` returns True.
+
+        Returns:
+            False if the actor is lost: no group waits for another any more.
+        """
         waits = self._actor.begin.remote(self._group, step)
         while not closed():
             try:
                 ray.get(waits, timeout=0.5)
-                return
+                return True
             except ray.exceptions.GetTimeoutError:
                 continue
             except ray.exceptions.RayError:
-                return
+                return False
+        return True
 
     def leave(self) -> None:
         """Let the others go on without this group, which has ended."""

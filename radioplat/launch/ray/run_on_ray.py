@@ -64,15 +64,19 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
                 _fit(run, trainers[0])
                 return
 
+            at_work = {group.name for group in groups}
+
             def fit(group: Run, trainer: ElasticTrainer) -> None:
                 """Train a group; the others go on without it."""
                 try:
                     with recorded(group, say):
                         _fit(group, trainer)
                 except RadioplatError as error:
-                    say(f"{group.name} has ended: {error}; the others go on")
+                    others = ", ".join(sorted(at_work - {group.name}))
+                    say(f"{group.name} has ended: {error}" + (f"; {others} go on" if others else ""))
                     raise
                 finally:
+                    at_work.discard(group.name)
                     shared.of(group.name).leave()
 
             pairs = zip(groups, trainers, strict=True)

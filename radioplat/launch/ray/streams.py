@@ -61,8 +61,13 @@ class Streams:
 
     def _begin(self, step: int, closed: Callable[[], bool]) -> None:
         """Wait until the other groups have begun the step before."""
-        assert self._shared is not None
-        self._shared.begin(step, lambda: closed() or is_asked_to_pause())
+        if self._shared is None or self._shared.begin(step, lambda: closed() or is_asked_to_pause()):
+            return
+        self._shared = None
+        self._say(
+            "the actor by which the students' workers share micro-batches is lost: each student's workers read for "
+            "themselves from here, and teachers compute again what they no longer have"
+        )
 
     def _part(self, read: int, schedule: MicroBatchSchedule, first: int, last: int) -> CloseableIterator[Batch]:
         """Return the batches of steps ``first`` to ``last``; the execution is opened with the first of them."""

@@ -23,6 +23,10 @@ from radioplat.teachers.serving.recent_answers import request_key
 from radioplat.teachers.serving.replica_health import health_of
 
 _LOOK_AGAIN_S = 5.0  # maximum age of the list of an elastic pool's replicas
+_WHY_NONE = {
+    False: "lost a replica and none took its place in",
+    True: "had no replicas in a stage without it, and none has started in",
+}
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
@@ -65,7 +69,11 @@ class RemoteTeacher:
     _listed_at: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> number of our open requests
     _restarted: set = field(default_factory=set)  # actor ids whose features use the object store from now on
+    _rested: bool = False  # and has not answered since
     _to_choose: tuple[str, bool] | None = None  # arguments of choose_transport, for when replicas are there
+
+    def __post_init__(self) -> None:
+        self._rested = self.rests
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> SharedView:
         """Put the view into the object store, once for all teachers that use it."""
@@ -89,7 +97,7 @@ class RemoteTeacher:
         """Free the resources of the pool until it is asked again; a named pool stays for other runs."""
         if self.service.pool:
             return
-        self.rests = True
+        self.rests = self._rested = True
         self.forget_replicas()
         ray.get(self.controller.rest.remote(self.asker, self.askers))
 
@@ -230,6 +238,7 @@ class _Request:
             try:
                 answer = ray.get(self._reference, timeout=teacher.service.timeout_s)
                 self._closed()
+                teacher._rested = False
                 return answer
             except ray.exceptions.GetTimeoutError:
                 lost_since = self._look_after(lost_since)
@@ -257,12 +266,12 @@ class _Request:
             lost_since = lost_since or now
             if now - lost_since > teacher.service.recovery_timeout_s:
                 raise TrainingError(
-                    f"teacher {teacher.name} lost a replica and none took its place in "
-                    f"{teacher.service.recovery_timeout_s:g} s",
+                    f"teacher {teacher.name} {_WHY_NONE[teacher._rested]} {teacher.service.recovery_timeout_s:g} s",
                     where=f"teachers.{teacher.name}.recovery_timeout_s",
                     hint="The cluster has no free resources for it: add a node, or lower num_gpus or num_cpus.",
                 )
-            teacher.say(f"waiting for a replica of teacher {teacher.name} to come back ({now - lost_since:.0f} s)")
+            back = "after a stage without it" if teacher._rested else "to come back"
+            teacher.say(f"waiting for a replica of teacher {teacher.name} {back} ({now - lost_since:.0f} s)")
             return lost_since
         if health.busy_s < limit:
             return None
