@@ -44,7 +44,23 @@ def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -
     # ZeRO 1 in bf16 prints memory reports at any log level, and runs the garbage collector for each (0.7 s).
     optimizer: Any = importlib.import_module("deepspeed.runtime.bf16_optimizer")
     optimizer.see_memory_usage = lambda *_, **__: None
+    _import_muon()
     deepspeed.init_distributed(backend, verbose=False, timeout=timeout)
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's optimizer Muon without ``torch.compile``.
+
+    Each engine imports it, whatever its optimizer is, and the functions that it compiles then import inductor: five
+    seconds of a core at each start of a worker. No run of ours calls them.
+    """
+    compiler: Any = importlib.import_module("deepspeed.runtime.compiler")
+    compiled = compiler.compile
+    compiler.compile = lambda: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = compiled
 
 
 def values(engine: Any, moments: tuple[str, ...]) -> dict[str, Values]:

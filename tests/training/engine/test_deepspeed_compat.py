@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -211,3 +213,25 @@ def test_all_engines_train_alike():
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 torch.testing.assert_close(state[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_starts_without_inductor(tmp_path):
+    """DeepSpeed imports its optimizer Muon for every engine, which would compile functions: seconds at each start."""
+    program = """
+import sys, torch, deepspeed
+from radioplat.training.engine.deepspeed_compat import init_distributed
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+init_distributed("gloo")
+for stage in range(4):
+    module = torch.nn.Linear(4, 4)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    engine, *_ = deepspeed.initialize(model=module, optimizer=torch.optim.AdamW(module.parameters()), config=config)
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+from deepspeed.runtime import compiler
+assert compiler.compile() is torch.compile
+print("torch._inductor.compile_fx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "False"
