@@ -78,7 +78,12 @@ def least_cosine(report: OnnxReport, student: torch.nn.Module, images: torch.Ten
 
 @pytest.mark.usefixtures("wrong_scale")
 def test_it_is_judged_on_the_calibration_images(home, tmp_path):
-    fixed = ("export.batch_size=8", "export.least_cosine=0.5", "export.data_type=fp32", f"export.onnx_file={tmp_path}/a.onnx")
+    fixed = (
+        "export.batch_size=8",
+        "export.least_cosine=0.5",
+        "export.data_type=fp32",
+        f"export.onnx_file={tmp_path}/a.onnx",
+    )
     report = export(spec_of(home, *fixed))
     images = torch.from_numpy(sample_images(spec_of(home), {SIZE}, 8, "quant_calibration")[SIZE]) / 255
     student = load_student(home / "int8").eval()
