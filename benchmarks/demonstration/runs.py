@@ -71,7 +71,7 @@ class Options:
     seconds: float = 420.0
     students: int = 4
     seed: int = 0
-    steps: int = 52
+    steps: int = 65
 
     @property
     def names(self) -> list[str]:
