@@ -13,7 +13,7 @@ The folder gets ``demo.html``, ``demo.png`` and ``demo.svg``, a recording of the
 one JSON object: ``hashes_equal`` (share of the students whose file of weights has the SHA-256 of the run that was left
 alone), ``blows`` (kills), ``missing`` and ``repeated`` (samples, of all students' ledgers),
 ``teacher_forwards_per_sample`` (new answers of a teacher over samples), ``teacher_forwards_again`` (forwards of images
-that it had answered before, over samples: what was lost with a process),
+that it had answered before, over samples),
 ``goodput`` (useful share of the wall time of the run with kills), ``seconds`` (of the command, over all its starts).
 The exit status is 1 if a hash differs, a sample is missing or was used twice, a kill was not survived, or fewer came
 than were asked for.
@@ -69,12 +69,13 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"of the results, and of both runs ({FOLDER})")
     parser.add_argument("--brief", action="store_true", help="without kNN, engines and replay")
     words = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it started is ended, too
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
     home = words.folder.resolve()
     home.mkdir(parents=True, exist_ok=True)
-    steps = words.steps or enough_steps(words.seconds)
-    asked = Options(words.kills, words.seconds, words.students, words.seed, steps)
     options = Options.read(home)
+    steps = words.steps or (options.steps if options else enough_steps(words.seconds))
+    asked = Options(words.kills, words.seconds, words.students, words.seed, steps)
     if options is not None and options != asked:
         print(f"{home} has a demonstration with {options}: give the same, or another --folder", file=sys.stderr)
         return 2
@@ -100,8 +101,14 @@ def main() -> int:
     return int(bool(faults))
 
 
+def end(number: int, _: object) -> None:
+    """End by a signal, and what was started with it; the signal may come again, from the process group."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def enough_steps(seconds: float) -> int:
-    """Return so many steps that a run outlasts the kills: two cores make one in nine seconds between them."""
+    """Return so many steps that a run outlasts the kills: between them two cores take a step in nine seconds."""
     cores = len(os.sched_getaffinity(0))
     return max(20, round(seconds / 6.5 * min(max(cores / 2, 1), 4)))
 
@@ -182,7 +189,11 @@ def train(home: Path, run: str, stage: str, progress: Progress, screen: Screen, 
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-m", "benchmarks.demonstration.runs", run, str(home)]
     log = home / f"{run}.log"
-    with log.open("a") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process:
+    with (
+        log.open("a") as output,
+        # In a session of its own: of a signal to the process group it would get two.
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True) as process,
+    ):
         try:
             while process.poll() is None:
                 progress.look(process.pid if run == DISTURBED else None)
@@ -190,7 +201,8 @@ def train(home: Path, run: str, stage: str, progress: Progress, screen: Screen, 
                 clock.seconds  # noqa: B018 - it writes them down
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
-            process.wait()  # the terminal has interrupted it, too
+            process.send_signal(signal.SIGINT)
+            process.wait()
             raise
         except BaseException:
             process.terminate()
@@ -281,7 +293,7 @@ def ending(found: dict[str, Any]) -> Panel:
         f"{found['starts']} starts of the workers, {fewest} to {most} of them",
         f"samples: {found['missing']} missing, {found['repeated']} used twice",
         f"forwards of a teacher: {found['teacher_forwards_per_sample']:.3f} for each sample, and "
-        f"{found['teacher_forwards_again']:.3f} again, whose answers were lost with a process",
+        f"{found['teacher_forwards_again']:.3f} again",
         f"goodput {found['goodput']:.1%}; from a kill to the next step: {found.get('seconds_a_kill', 0):.1f} s (mean)",
     ]
     if again := found.get("replay"):

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -67,10 +68,14 @@ class LocalCluster:
     ) -> None:
         self._node_cpus, self._places, self._gpus = node_cpus, places, gpus
         self._before = dict(os.environ)
+        self._cluster: Any = None  # until it has started
+        self._forks: subprocess.Popen | None = None
         os.environ.setdefault("RAY_worker_niceness", "0")
-        self._forks, self._forked = _serve_forks(*preload) if preload else (None, {})
         # Ray's exit hooks install signal handlers, which would fail when another thread adds a node.
         atexit.register(self.close)
+        self._forked: dict[str, str] = {}
+        if preload:
+            self._forks, self._forked = _serve_forks(*preload)
         self._cluster = Cluster(
             initialize_head=True,
             shutdown_at_exit=False,
@@ -141,7 +146,8 @@ class LocalCluster:
         atexit.unregister(self.close)
         if ray.is_initialized():
             ray.shutdown()
-        self._cluster.shutdown()
+        if self._cluster is not None:
+            self._cluster.shutdown()
         if self._forks is not None:
             self._forks.communicate()  # it ends with its input
             shutil.rmtree(Path(os.environ[worker_forks.SOCKET]).parent, ignore_errors=True)

@@ -129,7 +129,8 @@ def _serve_raylet(requests: socket.socket, modules: list[str]) -> None:
 
     os.setsid()
     _import(modules)
-    # Ray draws ids by a generator of each thread. That of this one has begun, and all forks would continue it alike.
+    # Ray's C++ draws ids by a random generator of each thread. Imports have used this thread's, and forks of this
+    # thread would all continue it with the same ids.
     forking = threading.Thread(target=_fork_workers, args=(requests,))
     forking.start()
     forking.join()
@@ -161,9 +162,10 @@ def _fork_workers(requests: socket.socket) -> None:
 
 
 def _change_seeds() -> None:
-    """Let the next fork draw other ids than the one before: two workers with equal ids end one another.
+    """Let the next fork draw other ids than the one before: an object of one worker with the id of another's ends it.
 
-    A thread's generator is seeded by one of eight pools of random bytes, in turn, which changes with it.
+    Ray's generator is ``absl::BitGen``, which a new thread seeds from one of eight pools of random bytes of the
+    process; threads take the pools in turn, and what is taken changes a pool. Sixteen threads change all of them.
     """
     import threading
 
@@ -177,8 +179,25 @@ def _change_seeds() -> None:
 
 def _become(request: dict, descriptors: list[int]) -> None:
     """Be the worker; never returns."""
+    status = 1
+    try:
+        _prepare(request, descriptors)
+        import runpy
+
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(status)
+
+
+def _prepare(request: dict, descriptors: list[int]) -> None:
+    """Give this process the session, files, environment, folder and arguments of one that is started."""
     import random
-    import runpy
 
     os.setsid()
     for place, descriptor in enumerate(descriptors):
@@ -192,17 +211,6 @@ def _become(request: dict, descriptors: list[int]) -> None:
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    status = 1
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    os._exit(status)
 
 
 def _import(modules: list[str]) -> None:

@@ -39,7 +39,8 @@ def _headline(figures: dict[str, Any]) -> str:
     return (
         f"{same} of {figures['students']} files of weights are those of the undisturbed run, byte for byte; "
         f"{figures['missing']} samples are missing, {figures['repeated']} were used twice; the teachers computed "
-        f"{figures['teacher_forwards_per_sample']:.2f} answers for each sample."
+        f"{figures['teacher_forwards_per_sample']:.2f} new answers for each sample, and "
+        f"{figures['teacher_forwards_again']:.2f} again."
     )
 
 

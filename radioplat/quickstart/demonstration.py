@@ -32,10 +32,21 @@ def demonstrate(options: Mapping[str, str | None]) -> int:
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
     roots = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "benchmarks.demo", *given]
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": roots}) as process:
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # the terminal interrupts both, and the demonstration says how it goes on
-                continue
+    started: list[subprocess.Popen] = []
+
+    def end(*_: object) -> None:
+        """End the demonstration, too."""
+        for each in started:
+            each.terminate()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": roots}) as process:
+            started.append(process)
+            while True:
+                try:
+                    return process.wait()
+                except KeyboardInterrupt:  # the terminal interrupts both, and the demonstration says how it goes on
+                    continue
+    finally:
+        signal.signal(signal.SIGTERM, before)

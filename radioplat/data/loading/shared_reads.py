@@ -149,7 +149,7 @@ class SharedReads:
         """Wait until the other groups have begun the step before ``step``, or until ``closed`` returns True.
 
         Returns:
-            False if the actor is lost: no group waits for another any more.
+            False if the actor has died: no group waits for another any more.
         """
         waits = self._actor.begin.remote(self._group, step)
         while not closed():
@@ -158,8 +158,10 @@ class SharedReads:
                 return True
             except ray.exceptions.GetTimeoutError:
                 continue
-            except ray.exceptions.RayError:
+            except ray.exceptions.ActorDiedError:
                 return False
+            except ray.exceptions.RayError:  # it passes: the next step waits again
+                return True
         return True
 
     def leave(self) -> None:

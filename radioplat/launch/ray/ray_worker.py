@@ -57,7 +57,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None) 
     for pool in pools.values():
         pool.say, pool.turn = warn, rank_context.rank
         pool.asker, pool.askers = run.name, run.groups
-        pool.rests = pool.name in away and not pool.service.pool
+        pool.rests = pool.has_rested = pool.name in away and not pool.service.pool
     for teacher in run.frozen_teachers:
         if teacher.name not in clients:
             clients[teacher.name] = InlineTeacher(

@@ -64,7 +64,7 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
                 _fit(run, trainers[0])
                 return
 
-            at_work = {group.name for group in groups}
+            at_work, lock = {group.name for group in groups}, threading.Lock()
 
             def fit(group: Run, trainer: ElasticTrainer) -> None:
                 """Train a group; the others go on without it."""
@@ -72,11 +72,14 @@ def run_on_ray(run: Run, say: Callable[[str], None]) -> None:
                     with recorded(group, say):
                         _fit(group, trainer)
                 except RadioplatError as error:
-                    others = ", ".join(sorted(at_work - {group.name}))
-                    say(f"{group.name} has ended: {error}" + (f"; {others} go on" if others else ""))
+                    with lock:
+                        at_work.discard(group.name)
+                        others = ", ".join(sorted(at_work))
+                    say(f"{group.name} has ended: {error}" + (f"; still at work: {others}" if others else ""))
                     raise
                 finally:
-                    at_work.discard(group.name)
+                    with lock:
+                        at_work.discard(group.name)
                     shared.of(group.name).leave()
 
             pairs = zip(groups, trainers, strict=True)

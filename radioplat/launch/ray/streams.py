@@ -34,7 +34,7 @@ class Streams:
     process. No collective is involved, because ranks may close a stream while others wait for its next execution.
 
     Args:
-        say: gets a line when the coordinator of an execution died.
+        say: gets a line when the coordinator of an execution, or the actor behind ``shared``, has died.
         shared: of several groups of workers; None: there is one.
     """
 

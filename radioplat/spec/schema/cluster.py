@@ -131,7 +131,8 @@ class FeatureCacheConfig:
     dir: str | None = None
     # limit on the size of all files in it, of all runs
     max_bytes: int = number(100_000_000_000, at_least=1, hint="To keep nothing, set feature_cache.enabled=false.")
-    # features are written after so long, or 64 MiB; a worker that is killed loses at most these; 0: each micro-batch's
+    # new features are written after so long, or 64 MiB; what is not yet written is lost if a worker is killed; 0: the
+    # features of each micro-batch are a file, for short runs
     write_interval_s: float = number(60.0, at_least=0, at_most=SECONDS)
 
     @property

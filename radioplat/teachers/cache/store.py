@@ -28,7 +28,7 @@ from radioplat.teachers.cache.file import SUFFIX, FeatureFile, Row, encode, layo
 from radioplat.tracking.record_versions import NewerRecord
 
 WRITE_BYTES = 2**26  # bytes of features to collect before a file is written
-WRITE_SECONDS = 60.0  # after which they are written anyway: `feature_cache.write_interval_s`
+WRITE_SECONDS = 60.0  # after which the next ones are written with them anyway: `feature_cache.write_interval_s`
 LIST_SECONDS = 30.0  # between two listings of the folder
 # Both begin with this, if it is less, and double: in a short run other workers soon need what one has computed, and a
 # long run does not leave a file for every few seconds.
@@ -43,8 +43,8 @@ class FeatureStore:
         folder: local, or ``s3://...``, ``gs://...``; created if missing.
         max_bytes: of all its files; further features are not cached.
         say: called at most once, with a line for the user, when the cache stops being filled.
-        write_seconds: after which features are written, however few; a process that is killed loses at most these. 0:
-            those of each :meth:`put` at once.
+        write_seconds: the first :meth:`put` after so many writes what there is, however little. 0: each :meth:`put`
+            hands its features to the thread that writes.
 
     Attributes:
         ignored: number of files that are damaged, or not of this format.
@@ -110,18 +110,21 @@ class FeatureStore:
 
     def put(self, rows: Mapping[bytes, Row]) -> None:
         """Queue ``rows``, by key, for writing, unless the cache is full; their arrays must not be changed any more."""
-        with self._lock:
-            for key, row in rows.items():
+        for key, row in rows.items():
+            with self._lock:
                 if self._stopped or self._knows(key):
                     continue
                 if not self._fresh:
                     self._fresh_since = time.monotonic()
                 self._fresh[key] = row
                 self._fresh_bytes += sum(array.nbytes for array in row.values())
+            if self._fresh_bytes >= self._write_bytes:
+                self._hand_over()
+        with self._lock:
             late = bool(self._fresh) and time.monotonic() - self._fresh_since >= self._write_after
             if late:
                 self._write_after = min(2 * self._write_after, self._write_seconds)
-        if late or self._fresh_bytes >= self._write_bytes:
+        if late:
             self._hand_over()
 
     def flush(self) -> None:

@@ -46,6 +46,7 @@ class RemoteTeacher:
         say: called when a lost replica delays results.
         direct: whether features are sent from device to device; see :meth:`choose_transport`.
         rests: whether its pool has no replicas, in a stage that is taught without it.
+        has_rested: whether its pool had no replicas, and has not answered since.
         asker: name of the group of workers that this is a client for; a pool rests once all groups let it.
         askers: how many groups there are.
         turn: counter that chooses among equally busy replicas. Each of a group of workers starts with its rank: if all
@@ -61,6 +62,7 @@ class RemoteTeacher:
     say: Callable[[str], None] = _report_nothing
     direct: bool = False
     rests: bool = False
+    has_rested: bool = False
     asker: str = ""
     askers: int = 1
     turn: int = field(default_factory=lambda: random.randrange(1 << 30))  # two runs that share a pool have equal ranks
@@ -69,11 +71,10 @@ class RemoteTeacher:
     _listed_at: float = 0.0
     _open: dict = field(default_factory=dict)  # actor id -> number of our open requests
     _restarted: set = field(default_factory=set)  # actor ids whose features use the object store from now on
-    _rested: bool = False  # and has not answered since
     _to_choose: tuple[str, bool] | None = None  # arguments of choose_transport, for when replicas are there
 
     def __post_init__(self) -> None:
-        self._rested = self.rests
+        self.has_rested = self.rests
 
     def share(self, pixels: np.ndarray, batch: Batch | None = None) -> SharedView:
         """Put the view into the object store, once for all teachers that use it."""
@@ -97,7 +98,7 @@ class RemoteTeacher:
         """Free the resources of the pool until it is asked again; a named pool stays for other runs."""
         if self.service.pool:
             return
-        self.rests = self._rested = True
+        self.rests = self.has_rested = True
         self.forget_replicas()
         ray.get(self.controller.rest.remote(self.asker, self.askers))
 
@@ -117,6 +118,7 @@ class RemoteTeacher:
         if self.rests:
             self.rests = False
             await_pool(self)
+            self.has_rested = False
         precisions = set(ray.get([replica.precision.remote() for replica in self.replicas()]))
         if len(precisions) > 1:
             raise PlacementError(
@@ -238,7 +240,7 @@ class _Request:
             try:
                 answer = ray.get(self._reference, timeout=teacher.service.timeout_s)
                 self._closed()
-                teacher._rested = False
+                teacher.has_rested = False
                 return answer
             except ray.exceptions.GetTimeoutError:
                 lost_since = self._look_after(lost_since)
@@ -266,11 +268,11 @@ class _Request:
             lost_since = lost_since or now
             if now - lost_since > teacher.service.recovery_timeout_s:
                 raise TrainingError(
-                    f"teacher {teacher.name} {_WHY_NONE[teacher._rested]} {teacher.service.recovery_timeout_s:g} s",
+                    f"teacher {teacher.name} {_WHY_NONE[teacher.has_rested]} {teacher.service.recovery_timeout_s:g} s",
                     where=f"teachers.{teacher.name}.recovery_timeout_s",
                     hint="The cluster has no free resources for it: add a node, or lower num_gpus or num_cpus.",
                 )
-            back = "after a stage without it" if teacher._rested else "to come back"
+            back = "after a stage without it" if teacher.has_rested else "to come back"
             teacher.say(f"waiting for a replica of teacher {teacher.name} {back} ({now - lost_since:.0f} s)")
             return lost_since
         if health.busy_s < limit:

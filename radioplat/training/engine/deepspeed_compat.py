@@ -51,8 +51,8 @@ def init_distributed(backend: str, timeout: timedelta = timedelta(minutes=30)) -
 def _import_muon() -> None:
     """Import DeepSpeed's optimizer Muon without ``torch.compile``.
 
-    Each engine imports it, whatever its optimizer is, and the functions that it compiles then import inductor: five
-    seconds of a core at each start of a worker. No run of ours calls them.
+    Engines with ZeRO or bf16 import it, whatever their optimizer is, and the functions that it compiles then import
+    inductor: two to five seconds of a core at each start of a worker. No run of ours calls them.
     """
     compiler: Any = importlib.import_module("deepspeed.runtime.compiler")
     compiled = compiler.compile

@@ -70,6 +70,12 @@ store.close()
         [row] = reader.get([key_of(1)])
         np.testing.assert_array_equal(row["summary"], row_of(1)["summary"])
 
+    def test_a_part_has_a_limit_also_in_one_call(self, open_store, files):
+        store = open_store(16 * 1000)
+        store.put({key_of(seed): row_of(seed) for seed in range(20)})  # 200 bytes each
+        store.flush()
+        assert len(files()) == 4 and len(open_store()) == 20
+
     @pytest.mark.parametrize(("seconds", "written"), [(0.0, True), (60.0, False)])
     def test_a_process_that_ends_at_once_loses_what_is_younger(self, seconds, written, open_store, tmp_path):
         script = """

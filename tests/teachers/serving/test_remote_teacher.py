@@ -14,7 +14,7 @@ import ray
 import torch
 from safetensors.torch import save_file
 
-from radioplat.errors import PlacementError, SpecError, TeacherSilent
+from radioplat.errors import PlacementError, SpecError, TeacherSilent, TrainingError
 from radioplat.teachers.serving.client import Held, InlineTeacher
 from radioplat.teachers.serving.named_pools import pool_statuses, stop_pools
 from radioplat.teachers.serving.remote_teacher import await_pool, start_pool, stop_pool
@@ -90,6 +90,21 @@ def test_a_pool_that_rests_frees_its_process_until_it_is_asked(pool, timm_teache
     assert ray.get(rested.controller.status.remote()).replicas == 0
     rested.wake()
     assert rested.held().replicas == 1 and same(ask(rested, [1])[0](), before)
+
+
+def test_a_pool_that_cannot_come_back_after_its_rest_says_so(pool, timm_teacher):
+    service = {"num_cpus": 3, "timeout_s": 1, "recovery_timeout_s": 2}
+    rested = pool(timm_teacher("test_vit", mode="combo", loss_type="MSE", service=service)[0])
+    rested.say = (said := []).append
+    rested.rest()
+    other = ray.remote(num_cpus=3)(type("Other", (), {"ready": lambda self: True})).remote()
+    ray.get(other.ready.remote())
+    try:
+        with pytest.raises(TrainingError, match="t had no replicas in a stage without it, and none has started in 2 s"):
+            ask(rested, [1])[0]()
+    finally:
+        ray.kill(other)
+    assert said and "for a replica of teacher t after a stage without it" in said[0]
 
 
 @pytest.mark.proof
