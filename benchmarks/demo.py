@@ -1,6 +1,6 @@
 """Kills, students, one hash: a run that loses processes all the time beside one that is left alone.
 
-``python -m benchmarks.demo [--kills 40] [--seconds 420] [--students 4] [--seed 0] [--steps N] [--folder DIR]``; the
+``python -m benchmarks.demo [--kills 40] [--seconds 360] [--students 4] [--seed 0] [--steps N] [--folder DIR]``; the
 command ``radioplat demo`` is the same. The students learn from one pass of two real teachers, with
 ``train.reduction: exact``: first in one process, then on up to three raylets of this machine, with Ray Data and the
 teachers as actors (DeepSpeed, ZeRO stage 1). `benchmarks.judges.killer`, which knows processes by ``ps`` alone, kills
@@ -108,9 +108,9 @@ def end(number: int, _: object) -> None:
 
 
 def enough_steps(seconds: float) -> int:
-    """Return so many steps that a run outlasts the kills: between them two cores take a step in nine seconds."""
+    """Return so many steps that a run outlasts the kills: between them two cores take a step in twelve seconds."""
     cores = len(os.sched_getaffinity(0))
-    return max(20, round(seconds / 6.5 * min(max(cores / 2, 1), 4)))
+    return max(20, round(seconds / 7 * min(max(cores / 2, 1), 4)))
 
 
 class Clock:

@@ -68,10 +68,10 @@ class Options:
     """
 
     kills: int = 40
-    seconds: float = 420.0
+    seconds: float = 360.0
     students: int = 4
     seed: int = 0
-    steps: int = 65
+    steps: int = 51
 
     @property
     def names(self) -> list[str]:

@@ -97,7 +97,7 @@ def _quickstart(parser: argparse.ArgumentParser) -> None:
 
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", metavar="N", help="processes that are killed (40)")
-    parser.add_argument("--seconds", metavar="S", help="in which the kills should come (420)")
+    parser.add_argument("--seconds", metavar="S", help="in which the kills should come (360)")
     parser.add_argument("--students", metavar="K", help="1 to 4 (4)")
     parser.add_argument("--seed", metavar="N", help="of the choice of processes and times (0)")
     parser.add_argument("--steps", metavar="N", help="of the run; default: so many that the kills come before its end")
