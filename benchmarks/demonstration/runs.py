@@ -169,7 +169,11 @@ def keep_nodes(cluster: LocalCluster, chance: random.Random, ended: threading.Ev
             due.append(time.monotonic())
         for at in [each for each in due if each <= time.monotonic()]:
             due.remove(at)
-            cluster.add()
+            try:
+                cluster.add()
+            except Exception as error:  # it was killed before it was ready
+                say(f"a raylet did not start: {error}")
+                due.append(time.monotonic() + 1)
 
 
 def say(line: str) -> None:
