@@ -197,9 +197,11 @@ class _TarScan:
         self._faults: list[Fault] = []
 
     def add_fault(self, key: str, reason: str, detail: str = "", offset: int = -1, length: int = 0) -> None:
+        """Note a fault; ``offset`` and ``length`` of the member, in bytes."""
         self._faults.append(Fault(self._path, shown_name(key), reason, shown_name(detail), offset, length))
 
     def add(self, window: Window, item: Member | Damage) -> None:
+        """Add a member to its sample, or note why it is in none."""
         if isinstance(item, Damage):
             self.add_fault(item.name, item.reason, item.detail, item.offset, item.length)
             return
@@ -234,6 +236,7 @@ class _TarScan:
             self._add_other(window, item, extension, sample)
 
     def finish(self) -> Scan:
+        """Return all samples and faults, after the last member."""
         self._close()
         for sample in self._samples:
             if sample.image is None and not sample.has_fault:

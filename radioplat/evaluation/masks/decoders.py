@@ -163,6 +163,7 @@ class _Net(nn.Module):
         self.answer = nn.Conv2d(width, classes, 1)
 
     def standardize(self, maps: Tensor) -> None:
+        """Set mean and scale of each feature to those of maps ``[B, h, w, D]``."""
         rows = maps.flatten(0, 2)
         rows = rows[:: max(1, len(rows) // _MOST_ROWS)].float()
         self.mean, spread = rows.mean(0), rows.std(0, correction=0)
@@ -170,6 +171,7 @@ class _Net(nn.Module):
         self.scale = torch.where(spread > 1e-6 * rows.abs().mean(0).clamp_min(1e-12), spread, torch.ones_like(spread))
 
     def forward(self, maps: Tensor) -> Tensor:
+        """Return logits of the classes, on the finer grid, of maps ``[B, h, w, D]``."""
         x = ((maps - self.mean) / self.scale).permute(0, 3, 1, 2)
         return self.answer(self.finer(self.enter(x)))
 
@@ -183,6 +185,7 @@ class _Finer(nn.Module):
         self.norm = nn.GroupNorm(_GROUPS, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return ``[B, C, 2h, 2w]`` of ``[B, C, h, w]``."""
         x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
         return F.gelu(self.norm(self.conv(x)))
 

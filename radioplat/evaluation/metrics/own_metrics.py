@@ -36,6 +36,7 @@ class _OwnMetric:
 
     @property
     def name(self) -> str:
+        """The name of the function or class, without its module."""
         return self.path.rpartition(":")[2]
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -97,6 +97,7 @@ class _Retyper:
         self._ready: dict[tuple[str, int], str] = {}  # a value in another type -> its name
 
     def run(self, types: dict[str, int]) -> None:
+        """Retype the nodes that ``types`` names, and cast what they exchange with others."""
         nodes: list[NodeProto] = []
         for node in self._graph.node:
             before, after = self._retype(node, types[node.name]) if node.name in types else ([], [])

@@ -27,6 +27,7 @@ class _QuantizedSkip(nn.Module):
     """An inverted residual with ``has_skip`` off that adds the rounded input itself."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block of maps ``[B, C, h, w]`` plus their rounded values."""
         return self.drop_path(super().forward(x)) + self.residual_quantizer(x)
 
 

@@ -181,5 +181,10 @@ def onnx_file(spec: Spec) -> Path:
 
 
 def check_channels(channels: int, section: str) -> None:
+    """Check ``input_channel``, which TAO has and a student does not vary.
+
+    Raises:
+        EngineError: it is not 3.
+    """
     if channels != 3:
         raise EngineError(f"a student has 3 input channels, not {channels}", where=f"{section}.input_channel")

@@ -126,6 +126,7 @@ class FanBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return tokens ``[B, height * width, D]`` of tokens of the same shape."""
         x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x)))
         return x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x), height, width))
 
@@ -139,6 +140,7 @@ class TokenMixing(nn.Module):
         self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return tokens ``[B, N, D]`` of tokens of the same shape."""
         q, k, v = (_by_head(part, self.num_heads) for part in (self.q(x), *self.kv(x).chunk(2, -1)))
         return self.proj(_together(scaled_dot_product_attention(q, k, v)))
 
@@ -158,6 +160,7 @@ class ChannelProcessing(nn.Module):
         self.mlp_v, self.norm_v = ConvMlp(dim, hidden), nn.LayerNorm(dim)
 
     def forward(self, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return tokens ``[B, height * width, D]`` of tokens of the same shape."""
         shares = _by_head(self.q(x), self.num_heads).softmax(2)
         prototype = _by_head(x, self.num_heads).softmax(2).mean(3, keepdim=True)
         weight = (shares * prototype).sum(2, keepdim=True).sigmoid() * self.temperature
@@ -181,6 +184,7 @@ class ConvMlp(nn.Module):
         self.gamma = nn.Parameter(torch.ones(hidden))
 
     def forward(self, x: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        """Return tokens ``[B, height * width, D]`` of tokens of the same shape."""
         x = self.fc1(x)
         maps = x.transpose(1, 2).unflatten(2, (height, width))
         for layer in self.dwconv.values():
