@@ -58,7 +58,8 @@ def _import_muon() -> None:
     compiled = compiler.compile
     compiler.compile = lambda: lambda function: function
     try:
-        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+        with contextlib.suppress(ImportError):  # of another version
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         compiler.compile = compiled
 
