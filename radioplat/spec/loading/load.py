@@ -6,11 +6,9 @@ Interpolations (``${...}``) are resolved; ``???`` marks a required value.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import os
-import pickle
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -25,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.errors import Problem, SpecError
 from radioplat.spec.loading.fields import accept_case, faults, first_line, is_secret, strip_optional
+from radioplat.spec.loading.merge import merged
 from radioplat.spec.loading.overrides import apply_override
 from radioplat.spec.loading.plain_tree import get
 from radioplat.spec.loading.tao_detectors import accept_detectors
@@ -76,7 +75,7 @@ def load_spec(
     if problems := [*unavailable, *faults(tree, Spec, "", Spec)]:
         raise SpecError(*_located(problems, name))
     try:
-        spec = _merged(tree)
+        spec = merged(tree)
     except OmegaConfBaseException as error:
         raise _unresolved(error, name) from None
     _accept_timm_names(spec)
@@ -90,54 +89,6 @@ def load_spec(
 def changed_fields(spec: Spec) -> dict[str, Any]:
     """Return the fields of ``spec`` that differ from their defaults, as a plain tree."""
     return _without_defaults(_tree(spec, Spec, names=True), _default_tree(names=True), Spec)
-
-
-def _merged(tree: dict[str, Any]) -> Spec:
-    """Merge ``tree`` into the defaults; without interpolations OmegaConf sees only the sections that differ."""
-    if "${" in str(tree):
-        whole = OmegaConf.unsafe_merge(pickle.loads(_schema()), tree)
-        OmegaConf.resolve(whole)
-        return typing.cast(Spec, OmegaConf.to_object(whole))
-    spec: Spec = pickle.loads(_default_spec())
-    for name, value in tree.items():
-        merged = typing.cast(DictConfig, OmegaConf.unsafe_merge(_defaults(name), {name: value}))
-        section = merged[name]
-        setattr(spec, name, OmegaConf.to_object(section) if OmegaConf.is_config(section) else section)
-    return spec
-
-
-def _defaults(section: str) -> DictConfig:
-    """Return the defaults and types of a section: the schema of all takes 0.4 s of a core to make, in each process."""
-    return pickle.loads(_of_section(section)) if _is_dataclass(section) else copy.deepcopy(_of_value(section))
-
-
-def _is_dataclass(section: str) -> bool:
-    return dataclasses.is_dataclass(_hints(Spec)[section])
-
-
-@functools.cache
-def _of_section(section: str) -> bytes:
-    """Return the pickled schema of a dataclass; reading it takes a fifth of the time of copying it."""
-    return pickle.dumps(OmegaConf.create({section: OmegaConf.structured(getattr(Spec(), section))}))
-
-
-@functools.cache
-def _of_value(section: str) -> DictConfig:
-    """Return the schema of a field that is no dataclass."""
-    (one,) = (each for each in dataclasses.fields(Spec) if each.name == section)
-    value = dataclasses.field(default=one.default, default_factory=one.default_factory)
-    kind = dataclasses.make_dataclass(Spec.__name__, [(section, _hints(Spec)[section], value)])
-    return typing.cast(DictConfig, OmegaConf.structured(kind))
-
-
-@functools.cache
-def _schema() -> bytes:
-    return pickle.dumps(OmegaConf.structured(Spec))
-
-
-@functools.cache
-def _default_spec() -> bytes:
-    return pickle.dumps(Spec())
 
 
 @functools.cache

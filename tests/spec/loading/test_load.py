@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from radioplat.errors import SpecError
-from radioplat.spec.loading import load as loading
 from radioplat.spec.loading.load import load_spec, to_yaml
 from radioplat.spec.schema.cluster import TeacherServiceConfig
 from radioplat.spec.schema.distill import LossType, Mode, PartitionConfig, TeacherConfig
@@ -300,12 +298,6 @@ def test_written_out_and_read_back_it_is_equal(lr, name, mode, sizes, kwargs, me
     file = tmp_path_factory.mktemp("spec") / "s.yaml"
     file.write_text(to_yaml(spec), encoding="utf-8")
     assert load_spec(file) == spec
-
-
-@pytest.mark.parametrize("section", [each.name for each in dataclasses.fields(Spec)])
-def test_the_defaults_of_a_section_are_those_of_the_whole_schema(section):
-    own, whole = loading._defaults(section), OmegaConf.structured(Spec)
-    assert own[section] == whole[section] and OmegaConf.get_type(own, section) == OmegaConf.get_type(whole, section)
 
 
 def test_a_spec_and_its_mapping_are_specs():
