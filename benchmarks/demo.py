@@ -42,7 +42,7 @@ from rich.text import Text
 from benchmarks.demonstration import worth
 from benchmarks.demonstration.page import write_page
 from benchmarks.demonstration.progress import Progress, cost_of_kills
-from benchmarks.demonstration.runs import ALONE, BATCH, COUNTS, DISTURBED, Options, student
+from benchmarks.demonstration.runs import ALONE, BATCH, COUNTS, DISTURBED, Options, end, student
 from benchmarks.demonstration.screen import WIDTH, Screen
 from benchmarks.family import STUDENTS
 from benchmarks.teach.programs import last_line
@@ -99,12 +99,6 @@ def main() -> int:
     for fault in faults:
         print(f"{fault}; see {home / DISTURBED} and {home / 'disturbed.log'}", file=sys.stderr)
     return int(bool(faults))
-
-
-def end(number: int, _: object) -> None:
-    """End by a signal, and what was started with it; the signal may come again, from the process group."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def enough_steps(seconds: float) -> int:
@@ -228,7 +222,7 @@ def measured(home: Path, options: Options, progress: Progress) -> dict[str, Any]
     account = goodput(home / DISTURBED / "distill")
     figures = account.kpi() if account else {}
     counted = last_line("benchmarks.judges.family", "forwards", home / COUNTS, "--rows", BATCH)
-    batches, repeated = options.samples / BATCH, counted["again"].items()
+    batches = options.samples / BATCH
     kinds = Counter(kill.kind for kill in progress.kills)
     worlds = [event.world_size for event in Attempts(home / DISTURBED / "distill").read() if event.event == "start"]
     return {
@@ -236,7 +230,7 @@ def measured(home: Path, options: Options, progress: Progress) -> dict[str, Any]
         "blows": len(progress.kills),
         "missing": sum(each["missing"] for each in by_student.values()),
         "repeated": sum(each["repeated"] for each in by_student.values()),
-        "teacher_forwards_per_sample": round(max(counted["forwards"][t] - again for t, again in repeated) / batches, 4),
+        "teacher_forwards_per_sample": round(max(counted["new"].values()) / batches, 4),
         "teacher_forwards_again": round(max(counted["again"].values()) / batches, 4),
         "goodput": round(figures.get("goodput/useful", 0.0), 4),
         "samples_replayed": int(figures.get("run/samples_replayed", 0)),

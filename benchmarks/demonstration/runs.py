@@ -64,7 +64,7 @@ class Options:
         seconds: in which they should come.
         students: the first so many of `benchmarks.family`.
         seed: of the choice of processes and times.
-        steps: of both runs.
+        steps: of both runs; of the command's own choice if it is not given.
     """
 
     kills: int = 40
@@ -176,6 +176,12 @@ def keep_nodes(cluster: LocalCluster, chance: random.Random, ended: threading.Ev
                 due.append(time.monotonic() + 1)
 
 
+def end(number: int, _: object) -> None:
+    """End by a signal, and with it what was started; the signal may come again, from the process group."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def say(line: str) -> None:
     """Print a line for the log."""
     print(line, file=sys.stderr, flush=True)
@@ -183,7 +189,7 @@ def say(line: str) -> None:
 
 def main() -> None:
     """Run one of the two."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cluster is stopped, too
+    signal.signal(signal.SIGTERM, end)
     home = Path(sys.argv[2]).resolve()
     options = Options.read(home)
     assert options is not None

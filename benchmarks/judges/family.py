@@ -8,7 +8,8 @@ largest absolute difference of any number in any tensor of student, heads, momen
 are not the same ones), and ``numbers``, how many were compared.
 
 ``... forwards FILE --rows N``: lines ``NAME ROWS PROCESS IMAGES``. Last line, by name: forwards of N rows; how many of
-them, ``again``, were of images that had been computed before; and the number of processes.
+them were of ``new`` images, and how many of images that had been computed before, ``again``; and the number of
+processes.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ def counted(file: Path, rows: int) -> dict[str, Any]:
             forwards[name] += 1
             processes.setdefault(name, set()).add(process)
             images.setdefault(name, set()).add(image)
-    again = {name: count - len(images[name]) for name, count in forwards.items()}
+    new = {name: len(each) for name, each in images.items()}
+    again = {name: count - new[name] for name, count in forwards.items()}
     counts = {name: len(each) for name, each in processes.items()}
-    return {"forwards": dict(forwards), "again": again, "processes": counts}
+    return {"forwards": dict(forwards), "new": new, "again": again, "processes": counts}
 
 
 if __name__ == "__main__":
