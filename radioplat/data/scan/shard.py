@@ -361,6 +361,7 @@ def _header(window: Window, member: Member) -> ImageHeader | None:
     offset, size = member.offset, member.size
 
     def read(at: int, length: int) -> bytes:
+        """Return up to ``length`` bytes at ``at`` of the member."""
         return window.read(offset + at, min(length, size - at)) if at < size else b""
 
     return header_at(read, lambda: window.span(offset, size)) if size else None

@@ -76,6 +76,7 @@ class Streams:
         key = (read, schedule.version_at(first), first)
 
         def batches() -> Generator[Batch, None, None]:
+            """Yield the batches, and note at the end that this rank has read its part."""
             try:
                 iterator = self._iterator(key, schedule, last, closed)
                 if iterator is not None:
@@ -88,6 +89,7 @@ class Streams:
                     self._store.add(_done(key), 1)
 
         def wake() -> None:
+            """Let a rank that waits for the execution, or for a batch, end."""
             closed.set()
             for each in opened:
                 each.close()

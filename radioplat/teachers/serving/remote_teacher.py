@@ -23,10 +23,6 @@ from radioplat.teachers.serving.recent_answers import request_key
 from radioplat.teachers.serving.replica_health import health_of
 
 _LOOK_AGAIN_S = 5.0  # maximum age of the list of an elastic pool's replicas
-_WHY_NONE = {
-    False: "lost a replica and none took its place in",
-    True: "had no replicas in a stage without it, and none has started in",
-}
 _LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
 
 
@@ -267,8 +263,11 @@ class _Request:
         if health is None or not health.loaded:
             lost_since = lost_since or now
             if now - lost_since > teacher.service.recovery_timeout_s:
+                lost = "lost a replica and none took its place"
+                rested = "had no replicas in a stage without it, and none has started"
                 raise TrainingError(
-                    f"teacher {teacher.name} {_WHY_NONE[teacher.has_rested]} {teacher.service.recovery_timeout_s:g} s",
+                    f"teacher {teacher.name} {rested if teacher.has_rested else lost} in "
+                    f"{teacher.service.recovery_timeout_s:g} s",
                     where=f"teachers.{teacher.name}.recovery_timeout_s",
                     hint="The cluster has no free resources for it: add a node, or lower num_gpus or num_cpus.",
                 )

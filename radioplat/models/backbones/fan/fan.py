@@ -110,6 +110,7 @@ class HybridEmbed(nn.Module):
         self.proj = nn.Conv2d(256, embed_dim, 2, 2)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the map ``[B, D, H/16, W/16]`` of images ``[B, C, H, W]``."""
         return self.proj(self.backbone["stages"](self.backbone["stem"](images)))
 
 
@@ -232,6 +233,7 @@ default_cfgs = generate_default_cfgs(
 
 def _register(name: str) -> None:
     def build(**kwargs: Any) -> Fan:
+        """Return a FAN of this size, as timm's registry calls it."""
         return build_model_with_cfg(Fan, name, kwargs.pop("pretrained", False), **{**_SIZES[name], **kwargs})
 
     build.__name__ = name
