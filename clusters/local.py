@@ -74,21 +74,28 @@ class LocalCluster:
         # Ray's exit hooks install signal handlers, which would fail when another thread adds a node.
         atexit.register(self.close)
         self._forked: dict[str, str] = {}
-        if preload:
-            self._forks, self._forked = _serve_forks(*preload)
-        self._cluster = Cluster(
-            initialize_head=True,
-            shutdown_at_exit=False,
-            head_node_args={
-                "num_cpus": head_cpus,
-                "include_dashboard": dashboard,
-                "_system_config": HEALTH,
-                **self._forked,
-            },
-        )
         self.nodes: dict[int, ray._private.node.Node] = {}
-        for _ in range(nodes):
-            self.add()
+        others = set(_descendants(os.getpid()))
+        try:
+            if preload:
+                self._forks, self._forked = _serve_forks(*preload)
+            self._cluster = Cluster(
+                initialize_head=True,
+                shutdown_at_exit=False,
+                head_node_args={
+                    "num_cpus": head_cpus,
+                    "include_dashboard": dashboard,
+                    "_system_config": HEALTH,
+                    **self._forked,
+                },
+            )
+            for _ in range(nodes):
+                self.add()
+        except BaseException:  # Ray knows nothing yet of a node that was interrupted while it started
+            for process in set(_descendants(os.getpid())) - others:
+                _kill(process)
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
