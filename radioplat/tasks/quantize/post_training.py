@@ -58,7 +58,7 @@ def quantize_checkpoint(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     """Quantize a checkpoint with radioplat's quantizers."""
     config = spec.quantize
     path, model = open_checkpoint(spec)
-    device, notes = _device(config.device)
+    device, notes = choose_device(config.device)
     batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
     done = quantize_model(model, config, batches, device)
     made: VisionModel = done.model
@@ -110,7 +110,12 @@ BACKENDS: dict[str, Callable[[Spec, TaskFolder], QuantizeReport]] = {
 }
 
 
-def _device(name: str | None) -> tuple[torch.device, list[str]]:
+def choose_device(name: str | None) -> tuple[torch.device, list[str]]:
+    """Return the device of ``quantize.device``, with a note if it is another; None for a GPU if there is one.
+
+    Raises:
+        SpecError: this machine has fewer GPUs.
+    """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -14,10 +14,10 @@ from radioplat.compression.quantization.sensitivity import layer_changes
 from radioplat.errors import SpecError
 from radioplat.spec.checks.tasks.quantize import quantize_problems
 from radioplat.spec.loading.load import load_spec, to_yaml
-from radioplat.spec.schema.quantize import QuantizeMode
+from radioplat.spec.schema.quantize import BLOCK_SIZES, QatConfig, QuantizeMode
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.quantize.calibration_images import calibration_images
-from radioplat.tasks.quantize.post_training import open_checkpoint
+from radioplat.tasks.quantize.post_training import choose_device, open_checkpoint
 from radioplat.tracking.results import TaskFolder, write_atomic
 from radioplat.tracking.task_log import log_task
 
@@ -42,6 +42,7 @@ class Sensitivity:
         changes: relative squared change of the features by layer and format, if this layer alone is quantized.
         cosine: mean cosine of the features by format and kind, if all layers are.
         missing: reasons by format why no layer can have it.
+        notes: deviations from the request, one sentence each.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Sensitivity:
     changes: dict[str, dict[str, float]]
     cosine: dict[str, dict[str, float]]
     missing: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ordered(self) -> list[str]:
@@ -64,8 +66,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure how much each layer of ``quantize.checkpoint``, by default the latest student, loses in each format.
 
-    Layers that ``quantize.skip_names`` names are left out; rules of ``quantize.layers`` do not apply. The images are
-    those of the calibration.
+    Layers that ``quantize.skip_names`` names are left out; ``quantize.mode``, ``qat``, ``backend``, ``backend_kwargs``,
+    rules of ``layers`` and default formats do not apply. The images are those of the calibration.
 
     Args:
         spec: a YAML file, a mapping of sections, or a :class:`~radioplat.spec.schema.root.Spec`; it is not changed.
@@ -92,28 +94,40 @@ def sensitivity(
 
 
 def without_choices(spec: Spec) -> Spec:
-    """Return the spec with the settings that hold for all layers and formats: by radioplat's own quantizers."""
-    config = replace(spec.quantize, mode=QuantizeMode.ptq, backend="native", layers=[])
+    """Return the spec without what chooses a backend, a training, or the formats of single layers.
+
+    A block size is checked where no layer has blocks, too, since those of the format ``w4a16`` have it.
+    """
+    config = spec.quantize
+    config = replace(
+        config,
+        mode=QuantizeMode.ptq,
+        backend="native",
+        backend_kwargs={},
+        layers=[],
+        qat=QatConfig(),
+        block_size=None if config.block_size in BLOCK_SIZES else config.block_size,
+    )
     return replace(spec, quantize=config)
 
 
 def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
-    config = spec.quantize
+    config = without_choices(spec).quantize
     path, model = open_checkpoint(spec)
+    device, notes = choose_device(config.device)
     batches = calibration_images(spec, model.architecture.img_size, model.whole_images)
+    on_device = [images.to(device) for images in batches]
     changes: dict[str, dict[str, float]] = {}
     cosine, missing = {}, {}
     for name, (weights, activations) in FORMATS.items():
         of_format = replace(
             config,
-            mode=QuantizeMode.ptq,
-            backend="native",
-            layers=[],
+            block_size=spec.quantize.block_size,
             default_layer_dtype=weights,
             default_activation_dtype=activations,
         )
         try:
-            done = quantize_model(model, of_format, batches)
+            done = quantize_model(model, of_format, batches, device)
         except SpecError as error:
             blocks = activations == "native"  # of linear layers alone, of a multiple of inputs
             if not blocks or error.problems[0].where != "quantize.layers":
@@ -121,9 +135,9 @@ def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
             missing[name] = error.problems[0].message
             continue
         cosine[name] = done.cosine
-        for layer, change in layer_changes(done.model, batches).items():
+        for layer, change in layer_changes(done.model.to(device), on_device).items():
             changes.setdefault(layer, {})[name] = change
-    result = Sensitivity(folder.path / FILE, path, sum(map(len, batches)), changes, cosine, missing)
+    result = Sensitivity(folder.path / FILE, path, sum(map(len, batches)), changes, cosine, missing, notes)
     write_atomic(
         result.path, json.dumps(asdict(result) | {"path": str(result.path), "checkpoint": str(path)}, indent=1)
     )
@@ -143,6 +157,8 @@ def show(result: Sensitivity) -> None:
         terminal.say(f"all layers in {name}: mean cosine {values}")
     for name, reason in result.missing.items():
         terminal.say(f"no layer in {name}: {reason}")
+    for line in result.notes:
+        terminal.say(line)
     terminal.say(f"keep a layer in floats: quantize.skip_names=[{_short(result.ordered[0])}]")
     terminal.say(f"{result.path}")
 

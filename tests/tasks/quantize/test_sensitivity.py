@@ -41,6 +41,12 @@ def home(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain(home):
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), f"results_dir={home}/plain"]) == 0
+    return json.loads((home / "plain/sensitivity/sensitivity.json").read_text())
+
+
 def test_each_change_is_that_of_a_student_with_this_layer_alone_quantized(home, capsys):
     assert main(["sensitivity", "-e", str(home / "spec.yaml")]) == 0
     lines = capsys.readouterr().out
@@ -79,8 +85,49 @@ def test_a_network_of_convolutions_has_no_blocks_and_the_other_formats(home, cap
     assert result["missing"].keys() == {"w4a16"}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["quantize.mode=qat", "quantize.qat.num_epochs=2"],
+        [
+            "quantize.backend=modelopt.pytorch",
+            "quantize.backend_kwargs.quant_cfg=INT8_SMOOTHQUANT_CFG",
+            "quantize.default_layer_dtype=int8",
+        ],
+        [
+            "quantize.mode=weight_only_ptq",
+            "quantize.backend=modelopt.pytorch",
+            "quantize.backend_kwargs.quant_cfg=INT4_AWQ_CFG",
+            "quantize.default_layer_dtype=int4",
+        ],
+        ["quantize.mode=weight_only_ptq", "quantize.default_layer_dtype=int4", "quantize.block_size=64"],
+    ],
+)
+def test_settings_of_other_modes_and_backends_change_nothing(home, plain, capsys, fields):
+    fields = [*fields, f"results_dir={home}/chosen", "dataset.num_classes=3"]
+    assert main(["plan", "sensitivity", "-e", str(home / "spec.yaml"), *fields]) == 0, capsys.readouterr().err
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), *fields]) == 0, capsys.readouterr().err
+    chosen = json.loads((home / "chosen/sensitivity/sensitivity.json").read_text())
+    assert chosen["changes"] == plain["changes"] and chosen["cosine"] == plain["cosine"]
+
+
+def test_blocks_have_the_size_of_the_spec(home):
+    fields = ["quantize.block_size=128", f"results_dir={home}/of_128"]
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), *fields]) == 0
+    result = json.loads((home / "of_128/sensitivity/sensitivity.json").read_text())
+    assert "no multiple of a block of 128" in result["missing"]["w4a16"]
+
+
+def test_the_device_is_that_of_the_spec(home, capsys):
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), "quantize.device=cuda:63"]) in (0, 1)
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "there is no GPU cuda:63" in said or "quantize.device is cuda:63 and there is no GPU here" in said
+
+
 def test_wrong_fields_are_named(home, capsys):
     assert main(["sensitivity", "-e", str(home / "spec.yaml"), "quantize.percentile=10"]) == 1
     assert "quantize.percentile" in capsys.readouterr().err
+    assert main(["sensitivity", "-e", str(home / "spec.yaml"), "quantize.block_size=32"]) == 1
+    assert "engines have no blocks of 32" in capsys.readouterr().err
     assert main(["sensitivity", "-e", str(home / "spec.yaml"), "quantize.checkpoint=nowhere"]) == 1
     assert "quantize.checkpoint" in capsys.readouterr().err
