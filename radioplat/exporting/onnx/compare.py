@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,13 +60,9 @@ def compare_with_torch(
         EngineError: onnxruntime refuses the file, or an output of torch or the file is not finite.
     """
     session = open_reference(path, "export")
-    generator = torch.Generator().manual_seed(0)
     worst = Agreement(0.0, -1.0, "")
-    for batch, (height, width) in itertools.product(batches, sizes):
-        if noise is None:
-            images = torch.rand(batch, 3, height, width, generator=generator)
-        else:
-            images = noise(batch, height, width, generator)
+    for images in drawn_images(batches, sizes, noise):
+        batch, _, height, width = images.shape
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in module(images)]
         try:
@@ -80,6 +76,18 @@ def compare_with_torch(
         for name, a, b in zip(outputs, expected, results, strict=True):
             worst = _worse(worst, _difference(name, a, b))
     return worst
+
+
+def drawn_images(
+    batches: Sequence[int], sizes: Sequence[tuple[int, int]], noise: Noise | None = None
+) -> Iterator[torch.Tensor]:
+    """Yield the images of :func:`compare_with_torch`, the same at each call: float32 ``[B, 3, H, W]`` in [0, 1]."""
+    generator = torch.Generator().manual_seed(0)
+    for batch, (height, width) in itertools.product(batches, sizes):
+        if noise is None:
+            yield torch.rand(batch, 3, height, width, generator=generator)
+        else:
+            yield noise(batch, height, width, generator)
 
 
 def _difference(name: str, expected: np.ndarray, result: np.ndarray) -> Agreement:

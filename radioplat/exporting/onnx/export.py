@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from radioplat.compression.quantization.calibrate import WEIGHT
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy.trtexec import require_readable
 from radioplat.exporting.made_of import record_sources
-from radioplat.exporting.onnx.compare import Agreement, Noise, compare_with_torch
+from radioplat.exporting.onnx.compare import Agreement, Noise, compare_with_torch, drawn_images
 from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
 from radioplat.exporting.onnx.flat_detector import flatten
 from radioplat.exporting.onnx.flat_student import Exportable, trace
 from radioplat.exporting.onnx.fold_resizes import fold_resizes
 from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
 from radioplat.exporting.onnx.opset import choose_opset
+from radioplat.exporting.onnx.overflow import first_overflow
 from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
 from radioplat.exporting.onnx.publish import ONE_FILE_BYTES, open_partial_folder, publish, save
 from radioplat.exporting.qdq.graph import shapes_of
@@ -119,13 +120,14 @@ def export_onnx(
         float_path: path for a second file of a quantized student, in fp32 and without Q/DQ, with the same names; its
             weights are rounded.
         images: float32 ``[N, 3, H, W]`` in [0, 1] to compare the file with torch on; None: noise.
-        least_cosine: of the features of a quantized student's file with torch's, for each image and output.
+        least_cosine: of the features of a quantized student's file with torch's, for each image and output; also with
+            the other layers in ``data_type``.
         verbose: print the messages of torch's exporter.
         sources: the checkpoint that ``student`` was read from, for the file's metadata.
 
     Raises:
         EngineError: an unknown adaptor or data type, a student that cannot be traced at this size, a file that cannot
-            be written, or one whose outputs on onnxruntime differ from torch.
+            be written, or one whose outputs on onnxruntime differ from torch, or that overflows in ``data_type``.
     """
     path = Path(path)
     _check_adaptors(adaptors, student.head_names)
@@ -157,10 +159,11 @@ def export_onnx(
                 hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
             )
 
+        batches = (1, 3) if batch_size <= 0 else (batch_size,)
+        comparison = module.comparison | ({} if images is None else {"noise": _drawn_from(images)})
+
         def check(file: Path) -> Agreement:
-            batches = (1, 3) if batch_size <= 0 else (batch_size,)
-            given = {} if images is None else {"noise": _drawn_from(images)}
-            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **module.comparison | given)
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **comparison)
 
         agreement = check(written)
         _check_agreement(agreement, path, least_cosine if ranges else None)
@@ -173,8 +176,11 @@ def export_onnx(
             quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, linted)
             report = replace(report, quantized=quantized)
         if data_type != "fp32":
-            cost = _lower(written, data_type, check)
-            report = replace(report, data_type=data_type, precision_error=cost)
+            compared = (image.numpy() for image in drawn_images(batches, sizes, comparison.get("noise")))
+            rounded = _lower(written, data_type, check, compared, least_cosine if ranges else None)
+            report = replace(report, data_type=data_type, precision_error=rounded.max_relative_error)
+            if report.quantized:
+                report = replace(report, quantized=replace(report.quantized, cosine=rounded.min_cosine))
         for file in (written, float_file) if float_file else (written,):
             record_sources(file, sources)
         onnx.checker.check_model(str(written), full_check=True)
@@ -194,7 +200,8 @@ def export_onnx(
 def export_in_halves(student: Exportable | VisionModel, path: str | Path, **options: Any) -> OnnxReport:
     """Export as :func:`export_onnx`, with layers in fp16 that are not quantized; in bf16 or fp32 if fp16 is impossible.
 
-    fp16 is impossible where features or scales overflow, or ``tensorrt_version`` reads no such file.
+    fp16 is impossible where a tensor or a scale overflows, a feature has a lower cosine than ``least_cosine``, or
+    ``tensorrt_version`` reads no such file.
 
     Args:
         options: of :func:`export_onnx`, without ``data_type``.
@@ -234,22 +241,38 @@ def _lower_opset(file: Path, tensorrt_version: str | None) -> None:
     save(model, file)
 
 
-def _lower(file: Path, data_type: str, check: Callable[[Path], Agreement]) -> float:
-    """Rewrite ``file`` in ``data_type``; return the relative error of this precision against torch in fp32."""
+def _lower(
+    file: Path,
+    data_type: str,
+    check: Callable[[Path], Agreement],
+    batches: Iterable[np.ndarray],
+    least_cosine: float | None,
+) -> Agreement:
+    """Rewrite ``file`` in ``data_type``; return how its numbers in this precision agree with torch's in fp32.
+
+    Raises:
+        EngineError: a tensor overflows on ``batches``, or a feature has a lower cosine than ``least_cosine``.
+    """
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         rounded = Path(scratch) / "rounded.onnx"
         save(simulate(file, data_type), rounded)
-        error = check(rounded).max_relative_error
-    if not error < float("inf"):
-        raise EngineError(
-            f"the student overflows in {data_type}: its features are not finite",
-            where="export.data_type",
-            hint="Use bf16 or fp32.",
+        agreement = check(rounded)
+    problem = ""
+    if not agreement.max_relative_error < float("inf"):
+        problem = f"the student overflows in {data_type}: its features are not finite"
+    elif name := first_overflow(file, data_type, batches, "export.data_type"):
+        problem = f"the student overflows in {data_type}: {name} is not finite, and its features are others"
+    elif least_cosine is not None and not agreement.min_cosine >= least_cosine:
+        problem = (
+            f"a feature of the graph in {data_type} has cosine {agreement.min_cosine:.3f} with torch's (at least "
+            f"{least_cosine:g} is needed: export.least_cosine)"
         )
+    if problem:
+        raise EngineError(problem, where="export.data_type", hint="Use bf16 or fp32.")
     model = onnx.load(str(file))
     retype(model, data_type)
     save(model, file)
-    return error
+    return agreement
 
 
 def _rewrite(file: Path, step: int, quantized: bool, stored: bool, float_file: Path | None) -> list[Range]:

@@ -24,6 +24,8 @@ from radioplat.spec.resolved.number_formats import DATA_TYPES, FLOATS
 FLOAT_CODES: dict[str, int] = {name: getattr(TensorProto, DATA_TYPES[name].onnx_type) for name in FLOATS}
 # Inputs that ONNX defines as float32 for all data types: Resize's region and scales.
 ALWAYS_FLOAT = {"Resize": (1, 2)}
+# End of the names, in a simulated graph, of a node's results before they are rounded.
+EXACT = ".exact"
 
 
 def parse_data_type(text: str, where: str) -> str:
@@ -139,8 +141,8 @@ def simulate(file: Path, data_type: str) -> ModelProto:
         nodes.append(node)
         for i, name in enumerate(node.output):
             if name in floats:
-                node.output[i] = f"{name}.exact"
-                nodes.append(_cast(f"{name}.exact", f"{name}.rounded", code))
+                node.output[i] = f"{name}{EXACT}"
+                nodes.append(_cast(f"{name}{EXACT}", f"{name}.rounded", code))
                 nodes.append(_cast(f"{name}.rounded", name, TensorProto.FLOAT))
     replace_entries(graph.node, nodes)
     return model

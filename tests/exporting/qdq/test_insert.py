@@ -174,6 +174,38 @@ def test_layers_that_are_not_quantized_are_in_halves_where_that_is_possible(scal
     assert {t.data_type for t in onnx.load(report.path).graph.initializer if t.name.endswith(".scale")} == {code}
 
 
+def test_a_tensor_that_overflows_before_a_pair_keeps_the_file_out_of_fp16(tmp_path):
+    """QuantizeLinear makes 127 of infinity, so the features stay finite."""
+    student = quantized_student(CNN, LayerFormats())
+    first, second = (student.get_submodule(f"backbone.model.layer1.0.conv{i}") for i in (1, 2))
+    with torch.no_grad():  # of a channel that nothing reads
+        first.bias[0] = 1e5
+        second.weight[:, 0] = 0
+    size = {"height": SIZE, "width": SIZE, "batch_size": 1}
+    with pytest.raises(EngineError, match="overflows in fp16: .* is not finite") as caught:
+        export_onnx(student, tmp_path / "q.onnx", data_type="fp16", **size)
+    assert caught.value.problems[0].where == "export.data_type"
+    report = export_in_halves(student, tmp_path / "q.onnx", **size)
+    assert report.data_type == "bf16" and "overflows in fp16" in report.notes[0]
+
+
+def test_the_limit_of_the_cosine_holds_for_the_file_in_halves(tmp_path):
+    student, path = quantized_student(VIT, LayerFormats()), tmp_path / "q.onnx"
+    size = {"height": SIZE, "width": SIZE, "batch_size": 3}
+    cosines = {
+        name: export_onnx(student, path, data_type=name, **size).quantized.cosine for name in ("fp32", "fp16", "bf16")
+    }
+    assert cosines["fp32"] > cosines["fp16"] > cosines["bf16"]
+    limit = (cosines["fp16"] + cosines["bf16"]) / 2
+    assert export_onnx(student, path, data_type="fp16", least_cosine=limit, **size).quantized.cosine == cosines["fp16"]
+    with pytest.raises(EngineError, match="in bf16 has cosine .*export.least_cosine") as caught:
+        export_onnx(student, path, data_type="bf16", least_cosine=limit, **size)
+    assert caught.value.problems[0].where == "export.data_type"
+    limit = (cosines["fp32"] + cosines["fp16"]) / 2
+    report = export_in_halves(student, path, least_cosine=limit, **size)
+    assert report.data_type == "fp32" and len(report.notes) == 2
+
+
 def test_a_student_with_quantized_weights_alone_ends_in_an_engine_that_multiplies_in_floats(tmp_path):
     student = quantized_student(VIT, LayerFormats(activations=None))
     report = export_onnx(student, tmp_path / "s.onnx", height=SIZE, width=SIZE)
