@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +22,14 @@ from radioplat.common.imports import needs
 from radioplat.errors import EngineError, SpecError
 from radioplat.exporting.made_of import record_sources
 from radioplat.exporting.onnx.flat_student import INPUT
+from radioplat.exporting.onnx.overflow import first_overflow
+from radioplat.exporting.onnx.precision import widen
+from radioplat.exporting.onnx.publish import save
 from radioplat.exporting.qdq.graph import Graph, read_graph
 from radioplat.exporting.qdq.graph_layers import find_layers
-from radioplat.exporting.reference_session import open_reference
 from radioplat.models.source import source_of
 
+OVERFLOW_IMAGES = 16
 # Arguments set by radioplat; the others can be given as quantize.backend_kwargs.
 _OWN = ("onnx_path", "output_path", "quantize_mode", "calibration_data", "calibration_method", "model_id")
 # By default it quantizes normalization and the residual stream of transformers: the cosine of a small ViT's features
@@ -41,10 +44,12 @@ class OnnxLayers:
     Attributes:
         quantized: kind of node by name.
         skipped: the reason why it is in floats, by name.
+        notes: the float type of the file, one sentence.
     """
 
     quantized: dict[str, str]
     skipped: dict[str, str]
+    notes: list[str] = field(default_factory=list)
 
 
 def load_quantize() -> Callable[..., Any]:
@@ -78,7 +83,8 @@ def quantize_onnx(
         method: ``max`` or ``entropy``.
         exclude: regular expressions of names of nodes that stay float.
         options: further arguments of ModelOpt's ``quantize``. Without ``high_precision_dtype`` layers that are not
-            quantized are in fp16, or in bf16 if the file overflows in fp16 on these images.
+            quantized are in fp16, or in bf16 if a tensor of ``source`` overflows in fp16 on the first
+            :data:`OVERFLOW_IMAGES` images.
 
     Raises:
         SpecError: ModelOpt is not installed, or has no such argument.
@@ -103,8 +109,8 @@ def quantize_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         file = Path(folder) / path.name
-        halves = () if "high_precision_dtype" in (options or {}) else ("fp16", "bf16")
-        for data_type in (*halves, "fp32"):
+        given, why = arguments.pop("high_precision_dtype", None), ""
+        for data_type in (given,) if given is not None else ("fp16", "bf16"):
             try:
                 with warnings.catch_warnings(), _silent(), _restored_calibrators():
                     warnings.simplefilter("ignore")
@@ -114,17 +120,23 @@ def quantize_onnx(
                         calibration_data={INPUT: images.astype(np.float32)},
                         calibration_method=method,
                         output_path=str(file),
-                        **({"high_precision_dtype": data_type} | arguments),
+                        high_precision_dtype=data_type,
+                        **arguments,
                     )
             except Exception as error:  # its errors have no common base class
                 reason = " ".join(str(error).split())[:300] or type(error).__name__
                 raise EngineError(f"ModelOpt cannot quantize {source}: {reason}", where="quantize.backend") from error
             if not file.is_file():
                 raise EngineError(f"ModelOpt wrote nothing for {source}", where="quantize.backend")
-            if data_type != "fp16" or _is_finite(file, images):
+            if given is not None or data_type != "fp16":
                 break
+            tensor = _overflow(model, images, Path(folder))
+            if tensor is None:
+                break
+            why = f": {tensor} overflows in fp16"
         record_sources(file, [source_of(source)])
         layers = layers_of(onnx.load(str(file)))
+        layers = replace(layers, notes=[f"layers that are not quantized are in {data_type}{why}"])
         if not layers.quantized:
             raise EngineError(f"ModelOpt quantized no layer of {source}", where="quantize.backend")
         for other in Path(folder).glob(f"{path.name}*"):  # external weights first
@@ -134,13 +146,25 @@ def quantize_onnx(
     return layers
 
 
-def _is_finite(file: Path, images: np.ndarray) -> bool:
-    """Return whether all outputs are finite on these images; True if onnxruntime cannot run the file."""
+def _overflow(model: onnx.ModelProto, images: np.ndarray, folder: Path) -> str | None:
+    """Return a tensor of a float ``model`` that is infinite in fp16 on ``images``; None if there is none.
+
+    onnxruntime computes fp16 in fp32 on most CPUs, so the file that ModelOpt wrote shows no overflow there.
+    """
+    (dimension,) = (value.type.tensor_type.shape.dim[0] for value in model.graph.input if value.name == INPUT)
+    step = dimension.dim_value or 1
+    chosen = images[: max(OVERFLOW_IMAGES // step, 1) * step].astype(np.float32)
+    batches = [np.take(chosen, range(i, i + step), axis=0, mode="wrap") for i in range(0, len(chosen), step)]
+    plain = folder / "plain" / "plain.onnx"
+    plain.parent.mkdir()
+    widened = onnx.ModelProto()
+    widened.CopyFrom(model)
+    widen(widened)
+    save(widened, plain)
     try:
-        session = open_reference(file, "quantize.backend")
-        return all(np.isfinite(value).all() for value in session.run(None, {INPUT: images[:16]}))
-    except Exception:  # noqa: BLE001 - its errors have no common base class
-        return True
+        return first_overflow(plain, "fp16", batches, "quantize.model_path")
+    finally:
+        shutil.rmtree(plain.parent)
 
 
 def layers_of(model: onnx.ModelProto) -> OnnxLayers:

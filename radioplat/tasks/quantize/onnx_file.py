@@ -43,7 +43,7 @@ def quantize_file(spec: Spec, folder: TaskFolder) -> QuantizeReport:
     exclude, options = config.skip_names, config.backend_kwargs
     result = quantize_onnx(source, path, images, format=weights, method=method, exclude=exclude, options=options)
     after = OnnxModel(path, "quantize.model_path", torch.get_num_threads(), "cpu")
-    notes = [after.reason] if after.reason else []
+    notes = [*result.notes, *([after.reason] if after.reason else [])]
     cosine = {} if after.reason else _mean_cosines(before.encode, after.encode, batches)
     layers = [LayerReport(name, kind) for name, kind in result.quantized.items()]
     report = QuantizeReport(path, source, layers, result.skipped, len(images), cosine, notes=notes)

@@ -13,6 +13,7 @@ from radioplat.errors import EngineError, SpecError
 from radioplat.evaluation.models.onnx_file import OnnxModel
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.exporting.onnx.modelopt import quantize_onnx
+from radioplat.models.student.student import Student, StudentArchitecture
 from radioplat.tasks.quantize.report import LayerReport, QuantizeReport
 from radioplat.tasks.quantize.show import show
 
@@ -52,7 +53,7 @@ def quantized_to(format, exported, images, folder):
     assert not torch.equal(a.summary, b.summary)
     assert [p.name for p in path.parent.iterdir()] == ["q.onnx"]
     scales = {t.data_type for t in onnx.load(path).graph.initializer if "scale" in t.name}
-    assert onnx.TensorProto.FLOAT16 in scales, "the rest in fp16"
+    assert onnx.TensorProto.FLOAT16 in scales and found.notes == ["layers that are not quantized are in fp16"]
     with pytest.raises(EngineError, match="quantized already"):
         quantize_onnx(path, folder / "again.onnx", pixels)
 
@@ -65,6 +66,27 @@ def test_onnxruntime_s_own_calibration_is_left_as_it_was(exported, images, tmp_p
     before = [dict(vars(holder)) for holder in holders]
     quantized_to("int8", exported, images, tmp_path)
     assert [dict(vars(holder)) for holder in holders] == before
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_the_rest_is_in_bf16_where_a_tensor_overflows_in_fp16(format, images, tmp_path):
+    """The outputs stay finite: nothing reads the channel that overflows."""
+    torch.manual_seed(0)
+    student = Student(StudentArchitecture("test_resnet", img_size=48)).eval()
+    block = student.get_submodule("backbone.model.layer1.0")
+    with torch.no_grad():
+        block.bn1.bias[0] = 1e5
+        block.conv2.weight[:, 0] = 0
+    export_onnx(student, tmp_path / "s.onnx", height=48, width=48, batch_size=2)
+    pixels, path = images.numpy().astype(np.float32) / 255, tmp_path / "q.onnx"
+    (note,) = quantize_onnx(tmp_path / "s.onnx", path, pixels, format=format).notes
+    assert note.startswith("layers that are not quantized are in bf16: ") and note.endswith(" overflows in fp16")
+    scales = {t.data_type for t in onnx.load(path).graph.initializer if "scale" in t.name}
+    assert onnx.TensorProto.BFLOAT16 in scales and onnx.TensorProto.FLOAT16 not in scales
+    (note,) = quantize_onnx(
+        tmp_path / "s.onnx", path, pixels, format=format, options={"high_precision_dtype": "fp16"}
+    ).notes
+    assert note == "layers that are not quantized are in fp16"
 
 
 def test_what_it_does_not_take_is_named(exported, images, tmp_path):
