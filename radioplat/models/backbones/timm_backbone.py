@@ -48,6 +48,7 @@ class TimmBackbone(nn.Module):
         except (TypeError, AssertionError, ValueError) as error:
             raise SpecError(f"timm cannot build {name!r}: {error}", where=f"{where}.kwargs") from None
         self.num_classes = num_classes
+        self.where = where
         # True if the built model accepts images of other sizes.
         self.any_size = "img_size" not in kwargs or bool(kwargs.get("dynamic_img_size"))
         self.name, self.arguments = name, {"num_classes": num_classes, **kwargs}  # to build the same model again
@@ -101,10 +102,18 @@ class TimmBackbone(nn.Module):
         return Features(summary, self.spatial(raw, images) if "spatial" in wanted else None, named)
 
     def spatial(self, raw: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Return the output of ``forward_features`` as a map ``[B, h, w, D]``."""
+        """Return the output of ``forward_features`` as a map ``[B, h, w, D]``.
+
+        Raises:
+            SpecError: it is none: the model keeps a class token alone, or has another grid at this size.
+        """
         if raw.ndim == 4:
             return raw if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else raw.permute(0, 2, 3, 1)
-        return map_of(raw[:, getattr(self.model, "num_prefix_tokens", 0) :], images, self.stride)
+        try:
+            return map_of(raw[:, getattr(self.model, "num_prefix_tokens", 0) :], images, self.stride)
+        except ValueError as error:
+            hint = "Take a model whose last layer keeps a token for each patch, or images of another size."
+            raise SpecError(f"timm's {self.name}: {error}", where=f"{self.where}.type", hint=hint) from None
 
 
 def map_of(tokens: torch.Tensor, images: torch.Tensor, stride: int) -> torch.Tensor:
