@@ -40,7 +40,6 @@ from radioplat.exporting.qdq.report import (
     student_weight_only,
     write_report,
 )
-from radioplat.models.modifiers.fuse_branches import fusion_notes
 from radioplat.models.quantized.quantizer import in_float, quantizers
 from radioplat.models.source import Source
 from radioplat.models.vision_model import VisionModel
@@ -136,7 +135,7 @@ def export_onnx(
     if float_path is None:  # otherwise TensorRT reads the graph without Q/DQ
         require_readable(tensorrt_version, data_type, [format.value for format in module.formats], stored_weights)
     opset, notes = choose_opset(opset, data_type, module.formats, tensorrt_version)
-    notes += fusion_notes(*module.convolutions)
+    notes += module.branch_notes
     step = step_of(student) if dynamic_resolution else 0
     sizes = tried_sizes(height, width, step) if step else [(height, width)]
     outputs = [module.find_outputs(*size) for size in sizes][0]

@@ -17,10 +17,11 @@ from radioplat.errors import DataError, EngineError, Problem, RadioplatError
 from radioplat.exporting.onnx.dynamic_resolution import FIELD, constant_same_padding, sides, traced_size
 from radioplat.models.backbones.radio_1d import SEQUENCE
 from radioplat.models.features import Features
-from radioplat.models.modifiers.fuse_branches import fuse_branches
+from radioplat.models.modifiers.fuse_branches import count_convolutions, fuse_branches, fusion_notes, kept_notes
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.models.quantized.quantizer import quantizers, settle_scales
 from radioplat.models.student.fold_target_norm import fold_heads
+from radioplat.models.student.student import Student
 
 INPUT, LOGITS = "images", "logits"
 
@@ -51,10 +52,11 @@ class FlatStudent(nn.Module):
     """A copy of a student, in fp32, on the CPU, in evaluation mode, whose forward returns a tuple of tensors.
 
     Blocks whose branches are one convolution in evaluation (MobileOne, RepVGG, FastViT, RepViT) become that
-    convolution. Those of a quantized student were fused before it was quantized.
+    convolution, if its features stay the same. Those of a quantized student were fused before it was quantized.
 
     Attributes:
         convolutions: before and after; 0 for a quantized student.
+        branch_notes: what became of its branches, one sentence; none for a student without, or a quantized one.
     """
 
     def __init__(self, student: Exportable, adaptors: Sequence[str] = ()) -> None:
@@ -67,7 +69,17 @@ class FlatStudent(nn.Module):
         classes = getattr(getattr(student, "architecture", None), "num_classes", 0)
         self.extra = {"wanted": frozenset({"summary", "spatial", LOGITS})} if classes else {}
         self.eval()
-        self.convolutions = (0, 0) if quantizers(self) else fuse_branches(self.student)
+        self.convolutions = (0, 0)
+        self.branch_notes: list[str] = []
+        if not quantizers(self):
+            before = count_convolutions(self.student)
+            part = getattr(self.student, "student", self.student)  # of a detector
+            if isinstance(part, Student):
+                part.fuse_backbone()
+            else:
+                fuse_branches(self.student)
+            self.convolutions = before, count_convolutions(self.student)
+            self.branch_notes = fusion_notes(*self.convolutions) or kept_notes(self.student)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs for float ``[B, 3, H, W]`` in [0, 1], in the order of their names."""

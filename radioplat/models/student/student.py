@@ -18,7 +18,7 @@ from radioplat.models.features import Features
 from radioplat.models.heads import TeacherHead
 from radioplat.models.image_checks import check_images, check_range
 from radioplat.models.model_kind import ModelKind
-from radioplat.models.modifiers.fuse_branches import fuse_branches
+from radioplat.models.modifiers.fuse_branches import fuse_branches, fuse_if_equal
 from radioplat.models.modifiers.low_rank import split_layers
 from radioplat.models.modifiers.reshaping import reshape
 from radioplat.models.modifiers.spectral import materialise, reparametrize
@@ -198,16 +198,24 @@ class Student(nn.Module):
     def fuse_branches(self) -> Student:
         """Make timm's blocks of several branches one convolution each, in place; evaluation stays the same.
 
-        Without effect on a student that was pruned or quantized with its branches.
+        Without effect on a student that was pruned or quantized with its branches, and on one whose features would
+        change (:func:`radioplat.models.modifiers.fuse_branches.fuse_if_equal`).
         """
         architecture = self.architecture
         if architecture.pruned is None and architecture.quantized is None:
             names = set(self.backbone.state_dict())
-            fuse_branches(self.backbone)
+            self.fuse_backbone()
             # Some blocks only fold their BatchNorm (LeViT's, TinyViT's), and have as many convolutions as before.
             changed = set(self.backbone.state_dict()) != names
             self.architecture = replace(architecture, fused_branches=architecture.fused_branches or changed)
         return self
+
+    def fuse_backbone(self) -> None:
+        """Fuse the branches of the backbone alone, in place, if its features on noise stay the same."""
+        size = self.architecture.img_size
+        noise = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            fuse_if_equal(self.backbone, self.normalized(noise.to(self.mean.device)).to(self.mean.dtype))
 
     def leave_normalization_out(self) -> None:
         """Read images that are normalised already from now on: floats of any range, as a teacher in a run does."""

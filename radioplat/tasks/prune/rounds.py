@@ -129,6 +129,9 @@ def _rewound(source: Path, checkpoint: Path, done: Cut, first: bool) -> Student:
         )
     if done.student.architecture.student.fused_branches:
         early.fuse_branches()
+        if not early.architecture.fused_branches:
+            message = f"the branches of {source} cannot be fused as those of {checkpoint} were"
+            raise WeightsError(message, where=REWIND_FIELD, hint="Use a later checkpoint of that run.")
     if done.cuts is not None:
         early = prune_alike(early, done.config, done.cuts)
     assert isinstance(done.student, Student)

@@ -7,10 +7,12 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from radioplat.compression.pruning.prune import prune_model
 from radioplat.compression.pruning.scores import ChannelScore
 from radioplat.compression.quantization.quantize_model import quantize_model
+from radioplat.exporting.onnx.flat_student import FlatStudent
 from radioplat.models.modifiers.fuse_branches import count_convolutions
 from radioplat.models.student.checkpoint import load_student
 from radioplat.models.vision_model import save_model
@@ -67,6 +69,63 @@ def test_a_student_without_branches_stays_as_it_is(name):
     assert not student.architecture.fused_branches
     after = student.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
+class Refusing(nn.Identity):
+    """A block of which timm's re-parameterization fails, as those of some families that it cannot fuse."""
+
+    def reparameterize(self) -> None:
+        """Raise."""
+        raise ValueError("a stride of 3 is unknown")
+
+
+def cancelling_branches():
+    """A student in a block of which two large branches cancel: their sum in fp32 has lost the small digits."""
+    student = drawn_student("repvgg_a0", SIZE)
+    block = student.get_submodule("backbone.model.stages.3.0")
+    three, one = block.conv_kxk, block.conv_1x1
+    one.bn.load_state_dict(three.bn.state_dict())
+    with torch.no_grad():
+        large = 1e5 * torch.randn(one.conv.weight.shape, generator=torch.Generator().manual_seed(0))
+        three.conv.weight[:, :, 1:2, 1:2] += large
+        one.conv.weight -= large
+    return student
+
+
+def refusing_block():
+    student = drawn_student("repvgg_a0", SIZE)
+    student.get_submodule("backbone.model.stages.1").add_module("last", Refusing())
+    return student
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(cancelling_branches, "they change an output by"), (refusing_block, "timm cannot fuse them (a stride of 3")],
+)
+def test_branches_that_cannot_be_fused_stay_and_every_record_says_so(make, reason, tmp_path):
+    student = make()
+    before = count_convolutions(student)
+    images = torch.rand(2, 3, SIZE, SIZE)
+    with torch.no_grad():
+        wanted = student(images).summary
+        assert torch.equal(copy.deepcopy(student).fuse_branches()(images).summary, wanted)
+    fused = copy.deepcopy(student).fuse_branches()
+    assert count_convolutions(fused) == before and not fused.architecture.fused_branches
+    config = PruneConfig()
+    (of_prune,) = fuse_unless_trained(copy.deepcopy(student), config, ChannelScore(config))
+    exported = FlatStudent(student)
+    (of_export,) = exported.branch_notes
+    with torch.no_grad():
+        assert torch.equal(exported(images)[0], wanted) and exported.convolutions == (before, before)
+    for note in (of_prune, of_export):
+        assert note.startswith(f"branches of its blocks stay, {before} convolutions: ") and reason in note
+
+
+def test_a_quantized_student_keeps_branches_that_cannot_be_fused():
+    student = refusing_block()
+    done = quantize_model(student, QuantizeConfig(), [some_images()])
+    (note,) = done.notes
+    assert "timm cannot fuse them" in note and count_convolutions(done.model) == count_convolutions(student)
 
 
 def some_images() -> torch.Tensor:
