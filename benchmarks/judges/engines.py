@@ -4,17 +4,19 @@
 ``fp32.engine``, ``fp16.engine`` and ``int8.engine``, files of the backend ``openvino``: the length of the XML (8 bytes,
 little endian), the XML, the weights. Beside ``int8.engine`` lies its record, ``int8.engine.json``. ``benchmark_app``
 runs them in turn with one request, one image, and the precision hint of the name (int8: that of the record's ``rest``,
-in which the engine computes what is not quantized); the median over the rounds of its median counts. ``branches.onnx``,
+in which the engine computes what is not quantized), with as many threads as the record's ``latency`` had, or
+``--threads``; the median over the rounds of its median counts. ``branches.onnx``,
 where a family has it, is the same network without fused branches.
 
 ``images.npy``, uint8 ``[N, 3, H, W]``, of the folder or of a family: the cosine of the features of ``int8.engine`` with
-those of ``fp32.engine``, mean over images, least over outputs.
+those of ``fp32.engine``, mean over images, least over outputs. They are computed with a batch fixed at one: OpenVINO
+2026.4 gives zeros for some INT8 files with a dynamic batch. Features of zeros or NaN end the judge.
 
 The last line on stdout is one JSON object: by family ``fp32``, ``fp16``, ``bf16`` (where the CPU has them), ``int8``
 and ``branches`` in milliseconds, ``ours`` (of ``int8.engine`` by ``radioplat profile``, run in the same rounds, just
 before ``int8``), ``float_over_int8`` (the fastest float of a round over ``int8``, median over the rounds),
 ``ours_over_theirs`` (median over the rounds of ``ours`` over ``int8``), ``rest`` (the float type of
-the record's ``rest``), ``cosine``.
+the record's ``rest``), ``threads``, ``cosine``.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino
@@ -41,7 +44,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="default: those of each record")
     given = parser.parse_args()
     families = sorted(path.parent for path in given.folder.glob("*/int8.engine"))
     found = {}
@@ -51,9 +54,10 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, float | str]:
+def judged(family: Path, rounds: int, seconds: int, given_threads: int | None) -> dict[str, float | str]:
     """Measure one family."""
     record = json.loads((family / "int8.engine.json").read_text())
+    threads = given_threads or threads_of(record)
     rest = record["rest"]["precision"]
     able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     sides: dict[str, tuple[Path, str]] = {"int8": (unpacked(family / "int8.engine"), HINTS[rest])}
@@ -74,7 +78,16 @@ def judged(family: Path, rounds: int, seconds: int, threads: int) -> dict[str, f
     row["float_over_int8"] = statistics.median(a / b for a, b in zip(floats, times["int8"], strict=True))
     row["ours_over_theirs"] = statistics.median(a / b for a, b in zip(times["ours"], times["int8"], strict=True))
     images = next(path for path in (family / "images.npy", family.parent / "images.npy") if path.is_file())
-    return {**row, "rest": rest, "cosine": cosine(sides["int8"], sides["fp32"], np.load(images))}
+    agreement = cosine(sides["int8"], sides["fp32"], np.load(images))
+    return {**row, "rest": rest, "threads": threads, "cosine": agreement}
+
+
+def threads_of(record: dict[str, Any]) -> int:
+    """Return the threads that the latency in an engine's record was measured with."""
+    threads = record["latency"]["threads"]
+    if not threads:
+        raise SystemExit("the record's latency has no threads: the engine was not measured on a CPU; give --threads")
+    return int(threads)
 
 
 def profiled(engine: Path) -> float:
@@ -114,15 +127,26 @@ def cosine(quantized: tuple[Path, str], plain: tuple[Path, str], images: np.ndar
     """Return the cosine of two models' features, mean over images, least over outputs."""
     outputs = []
     for model, hint in (quantized, plain):
-        compiled = openvino.Core().compile_model(str(model), "CPU", {"INFERENCE_PRECISION_HINT": hint})
+        compiled = of_one_image(model, hint, images.shape[1:])
         rows = [compiled([image[None].astype(np.float32) / 255]) for image in images]
         outputs.append([np.stack([np.ravel(row[i]) for row in rows]) for i in range(len(compiled.outputs))])
     means = []
     for a, b in zip(*outputs, strict=True):
         a, b = a.astype(np.float64), b.astype(np.float64)
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        means.append(float(np.mean((a * b).sum(1) / norms)))
+        norms = [np.linalg.norm(values, axis=1) for values in (a, b)]
+        for (model, _), lengths in zip((quantized, plain), norms, strict=True):
+            if not (lengths > 0).all():  # also where they are NaN
+                raise SystemExit(f"features of {model} are zeros or not numbers: they have no cosine")
+        means.append(float(np.mean((a * b).sum(1) / (norms[0] * norms[1]))))
     return round(min(means), 5)
+
+
+def of_one_image(model: Path, hint: str, shape: tuple[int, ...]) -> openvino.CompiledModel:
+    """Compile a model for batches of one image of ``shape``."""
+    core = openvino.Core()
+    read = core.read_model(str(model))
+    read.reshape([1, *shape])
+    return core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
 
 if __name__ == "__main__":

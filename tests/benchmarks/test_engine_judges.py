@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.judges.tensorrt_names import OLDER, OURS, SOURCES, names_of
@@ -79,3 +80,31 @@ def test_what_they_said_last_is_of_the_names_that_are_called_now(tmp_path):
     names, schema = receipt["tensorrt_names"], receipt["triton_config"]
     assert names["missing"] == [] and names["names"] == len(set().union(*map(names_of, SOURCES)) - OURS)
     assert schema["parsed"] == PARSED and schema["file"] == config(tmp_path).read_text()
+
+
+def dynamic_model(folder: Path, factor: float) -> Path:
+    """A file of OpenVINO's with any batch, whose features are the images times ``factor``."""
+    openvino = pytest.importorskip("openvino")
+    from openvino import opset13 as ops
+
+    images = ops.parameter([-1, 3, 4, 4], np.float32, name="images")
+    model = openvino.Model([ops.multiply(images, ops.constant(np.float32(factor)))], [images], "features")
+    openvino.save_model(model, str(folder / f"{factor}.xml"), compress_to_fp16=False)
+    return folder / f"{factor}.xml"
+
+
+def test_the_judge_of_engines_fixes_the_batch_and_takes_no_cosine_of_zeros(tmp_path):
+    pytest.importorskip("openvino")
+    from benchmarks.judges.engines import cosine, of_one_image, threads_of
+
+    double, zeros, none = (dynamic_model(tmp_path, factor) for factor in (2.0, 0.0, float("nan")))
+    assert of_one_image(double, "f32", (3, 4, 4)).inputs[0].partial_shape.is_static
+    images = np.random.default_rng(0).integers(1, 256, (2, 3, 4, 4), np.uint8)
+    assert cosine((double, "f32"), (dynamic_model(tmp_path, 3.0), "f32"), images) == 1
+    for wrong in (zeros, none):
+        for pair in ((wrong, double), (double, wrong)):
+            with pytest.raises(SystemExit, match=f"features of .*{wrong.name} are zeros or not numbers"):
+                cosine(*((model, "f32") for model in pair), images)
+    assert threads_of({"latency": {"threads": 3}}) == 3
+    with pytest.raises(SystemExit, match="give --threads"):
+        threads_of({"latency": {"threads": None}})
