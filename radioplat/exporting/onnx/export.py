@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def export_onnx(
         stored_weights: store a quantized student's weights as quantized numbers; False: as floats before a Q/DQ pair.
         float_path: path for a second file of a quantized student, in fp32 and without Q/DQ, with the same names; its
             weights are rounded.
-        images: float32 ``[N, 3, H, W]`` in [0, 1] to compare the file with torch on; None: noise.
+        images: float32 ``[N, 3, H, W]`` in [0, 1] to compare the file with torch on, all of them; None: noise.
         least_cosine: of the features of a quantized student's file with torch's, for each image and output; also with
             the other layers in ``data_type``.
         verbose: print the messages of torch's exporter.
@@ -158,11 +159,13 @@ def export_onnx(
                 hint="Give export.batch_size, or use `tensor.shape[0]` in the student.",
             )
 
-        batches = (1, 3) if batch_size <= 0 else (batch_size,)
-        comparison = module.comparison | ({} if images is None else {"noise": _drawn_from(images)})
+        batches = _steps(batch_size, 0 if images is None else len(images))
+
+        def comparison() -> dict[str, Any]:
+            return module.comparison | ({} if images is None else {"noise": _drawn_from(images)})
 
         def check(file: Path) -> Agreement:
-            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **comparison)
+            return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **comparison())
 
         agreement = check(written)
         _check_agreement(agreement, path, least_cosine if ranges else None)
@@ -172,10 +175,12 @@ def export_onnx(
         report = replace(report, max_abs_error=agreement.max_abs_error, max_relative_error=agreement.max_relative_error)
         if ranges:
             linted = lint(written, student_floats(student), student_weight_only(student))
-            quantized = QuantizedReport([f.value for f in module.formats], agreement.min_cosine, ranges, linted)
+            judged = sum(batches) if images is None else len(images)
+            formats = [f.value for f in module.formats]
+            quantized = QuantizedReport(formats, agreement.min_cosine, ranges, linted, judged, images is None)
             report = replace(report, quantized=quantized)
         if data_type != "fp32":
-            compared = (image.numpy() for image in drawn_images(batches, sizes, comparison.get("noise")))
+            compared = (image.numpy() for image in drawn_images(batches, sizes, comparison().get("noise")))
             rounded = _lower(written, data_type, check, compared, least_cosine if ranges else None)
             report = replace(report, data_type=data_type, precision_error=rounded.max_relative_error)
             if report.quantized:
@@ -313,12 +318,25 @@ def _describe(written: Path, path: Path, opset: int, notes: list[str]) -> OnnxRe
     return OnnxReport(path, shapes_of(model.graph.input), shapes_of(model.graph.output), opset, notes=notes)
 
 
+def _steps(batch_size: int, count: int) -> list[int]:
+    """Return the sizes of batches that show ``count`` images to a file of ``batch_size``; 0 for as few as are needed.
+
+    A file with a dynamic batch is tried with one image, with three, and with those that are left.
+    """
+    if batch_size > 0:
+        return [batch_size] * max(-(-count // batch_size), 1)
+    return [1, 3, *([count - 4] if count > 4 else [])]
+
+
 def _drawn_from(images: np.ndarray) -> Noise:
-    """Return a function that gives the first of ``images``, in the size that is asked for."""
+    """Return a function that gives the next of ``images``, in the size that is asked for."""
+    shown: Counter[tuple[int, int]] = Counter()
 
     def draw(count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
-        """Return ``count`` images, from the first again if there are fewer."""
-        chosen = torch.from_numpy(np.take(images, range(count), axis=0, mode="wrap"))
+        """Return ``count`` images, from the first again if there are no more in this size."""
+        start = shown[height, width]
+        shown[height, width] += count
+        chosen = torch.from_numpy(np.take(images, range(start, start + count), axis=0, mode="wrap"))
         if chosen.shape[-2:] == (height, width):
             return chosen
         return torch.nn.functional.interpolate(chosen, (height, width), mode="bilinear", antialias=True)

@@ -30,19 +30,24 @@ class QuantizedReport:
         cosine: of the features of the file and of torch, the minimum over images and outputs.
         ranges: all scales; also in ``ranges.json``.
         lint: result of the linter; also in ``lint.json``.
+        images: number of images that the cosine is the minimum of.
+        on_noise: whether they are noise, because there were no calibration images.
     """
 
     formats: list[str]
     cosine: float
     ranges: list[Range]
     lint: LintReport
+    images: int = 0
+    on_noise: bool = False
 
 
 def write_report(report: QuantizedReport, path: Path) -> None:
-    """Write ``ranges.json`` and ``lint.json`` into the folder of ``path``."""
+    """Write ``ranges.json`` and ``lint.json``, with what the cosine was, into the folder of ``path``."""
     write_ranges(report.ranges, path.with_name(FILE))
     with written_aside(path.with_name(LINT_FILE)) as aside:
-        aside.write_text(json.dumps(report.lint.to_json(), indent=1))
+        judged = {"cosine": report.cosine, "images": report.images, "on_noise": report.on_noise}
+        aside.write_text(json.dumps({**judged, **report.lint.to_json()}, indent=1))
 
 
 def least_opset(formats: Iterable[NumberFormat], data_type: str, opset: int) -> int:

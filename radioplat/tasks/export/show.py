@@ -36,7 +36,8 @@ def _show_onnx(report: OnnxReport) -> None:
         terminal.say(line)
     if report.quantized:
         formats = ", ".join(report.quantized.formats)
-        terminal.say(f"Q/DQ: {formats}; least cosine with torch {report.quantized.cosine:.5f}")
+        judged = ", on noise" if report.quantized.on_noise else ""
+        terminal.say(f"Q/DQ: {formats}; least cosine with torch {report.quantized.cosine:.5f}{judged}")
         from radioplat.tasks.export.show_lint import show as show_lint
 
         show_lint(report.quantized.lint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -93,7 +95,23 @@ def test_it_is_judged_on_the_calibration_images(home, tmp_path):
     noise = torch.rand(8, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     without = export(spec_of(home, *fixed, images=False))
     assert without.quantized.cosine == pytest.approx(least_cosine(without, student, noise), abs=1e-5)
+    record = json.loads(without.path.with_name("lint.json").read_text())
+    assert (record["images"], record["on_noise"]) == (8, True)
     assert abs(report.quantized.cosine - without.quantized.cosine) > 1e-4
+
+
+@pytest.mark.usefixtures("wrong_scale")
+@pytest.mark.parametrize("batch", [3, -1])
+def test_all_images_are_looked_at_in_as_many_steps_as_it_takes(home, tmp_path, batch):
+    fixed = ("export.least_cosine=0.5", "export.data_type=fp32", f"export.onnx_file={tmp_path}/a.onnx")
+    report = export(spec_of(home, *fixed, f"export.batch_size={batch}"))
+    images = torch.from_numpy(sample_images(spec_of(home), {SIZE}, 8, "quant_calibration")[SIZE]) / 255
+    runs = [images] if batch < 0 else [torch.cat([images, images])[i : i + batch] for i in range(0, 8, batch)]
+    student = load_student(home / "int8").eval()
+    own = min(least_cosine(report, student, each) for each in runs)
+    assert report.quantized.cosine == pytest.approx(own, abs=1e-5)
+    record = json.loads(report.path.with_name("lint.json").read_text())
+    assert (record["cosine"], record["images"], record["on_noise"]) == (report.quantized.cosine, 8, False)
 
 
 @pytest.mark.usefixtures("wrong_scale")
