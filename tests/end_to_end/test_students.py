@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -142,15 +143,24 @@ def test_a_student_is_added_at_a_resume(family, family_spec, distil, tmp_path):
         assert differing(family.result.students[name].checkpoint, then.result.students[name].checkpoint) == []
 
 
-def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_path, monkeypatch):
+@pytest.fixture
+def diverging(monkeypatch):
+    """diverging(step): from then on the losses of the CNN are NaN."""
     forward = DistillObjective.forward
 
-    def poisoned(self, batch):
-        losses = forward(self, batch)
-        bad = self.step >= 5 and self.student.architecture.type == "resnet10t"
-        return {name: value * float("nan") for name, value in losses.items()} if bad else losses
+    def begin(step: float) -> None:
+        def poisoned(self, batch):
+            losses = forward(self, batch)
+            bad = self.step >= step and self.student.architecture.type == "resnet10t"
+            return {name: value * float("nan") for name, value in losses.items()} if bad else losses
 
-    monkeypatch.setattr(DistillObjective, "forward", poisoned)
+        monkeypatch.setattr(DistillObjective, "forward", poisoned)
+
+    return begin
+
+
+def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_path, diverging):
+    diverging(5)
     overrides = (*EVERY_SECOND, "train.non_finite=fail")
     with pytest.raises(TrainingError, match="1 of 3 students diverged; the other 2 went on: cnn at step 5"):
         distil(family_spec(tmp_path), *overrides)
@@ -160,11 +170,25 @@ def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_
     ends = {name: list(read_status(folder / "status.json"))[-1] for name, folder in folders.items()}
     assert [ends[name]["status"] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
     assert "each used exactly once" in ends["base"]["message"]
-    monkeypatch.undo()
+    with pytest.raises(TrainingError, match="a student diverged: cnn at step 5"):
+        distil(family_spec(tmp_path), *overrides)
+    diverging(math.inf)
     then = distil(family_spec(tmp_path), *overrides)
     assert [then.result.students[name].resumed_from for name in NAMES] == [8, 8, 4]
     for name in NAMES:
         assert differing(family.result.students[name].checkpoint, then.result.students[name].checkpoint) == []
+
+
+@pytest.mark.parametrize("base", [6, 2])
+def test_one_diverges_while_another_is_at_another_step(family, family_spec, distil, tmp_path, diverging, base):
+    again = broken_off(family, tmp_path / "again", {"base": base, "small": 8, "cnn": 2})
+    diverging(3)  # of the steps 4 and 5 then nobody lacks one, if base has them
+    with pytest.raises(TrainingError, match="1 of 2 students diverged; the other 1 went on: cnn at step 3"):
+        distil(family_spec(tmp_path / "again"), *again, "train.non_finite=fail")
+    for name in NAMES[:2]:
+        own = tmp_path / "again" / "students" / name / "distill"
+        assert differing(family.result.students[name].checkpoint, newest(own)[0]) == []
+        assert prove_run(own, load_spec(family_spec(tmp_path / "again")).dataset).holds
 
 
 @pytest.mark.parametrize(
