@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -22,6 +23,7 @@ from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.prove import prove_results, prove_run
 from radioplat.training.checkpoints.checkpoint import newest, verified_state
+from radioplat.training.targets import first_pass
 
 STUDENTS = [
     {"name": "base"},
@@ -51,6 +53,15 @@ def family_spec(make_spec):
 @pytest.fixture(scope="module")
 def family(family_spec, distil, tmp_path_factory):
     """Three students, eight steps, a checkpoint every second step; ``asked`` has the requests to each teacher."""
+    with asking() as asked:
+        trail = distil(family_spec(tmp_path_factory.mktemp("family")), *EVERY_SECOND)
+    trail.asked = asked
+    return trail
+
+
+@contextlib.contextmanager
+def asking():
+    """Yield the number of requests to each teacher in the block."""
     asked: dict[str, int] = {}
     submit = InlineTeacher.submit
 
@@ -60,9 +71,7 @@ def family(family_spec, distil, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InlineTeacher, "submit", counting)
-        trail = distil(family_spec(tmp_path_factory.mktemp("family")), *EVERY_SECOND)
-    trail.asked = asked
-    return trail
+        yield asked
 
 
 def alone(spec: dict, folder: Path, name: str) -> Spec:
@@ -106,6 +115,17 @@ def test_teachers_are_asked_once_and_students_share_the_bill(family):
     seconds = [bill.teachers["lite0"].seconds for bill in bills]
     assert max(seconds) < 1.01 * min(seconds) and all(bill.teachers["lite0"].images == 48 for bill in bills)
     assert TeacherCosts.total(bills).teachers["lite0"].seconds == pytest.approx(sum(seconds))
+
+
+def test_teachers_are_asked_once_in_a_first_pass_that_is_too_large_to_keep(family_spec, distil, tmp_path, monkeypatch):
+    monkeypatch.setattr(first_pass, "KEPT_BYTES", 0)
+    spec = family_spec(tmp_path, STUDENTS[:2])
+    spec["distill"]["target_norm"] = {"type": "standardize", "fit_batches": 1}
+    with asking() as asked:
+        trail = distil(spec, "train.max_steps=2")
+    assert asked == {"lite0": 9, "vit": 9}  # one step and two, of three micro-batches
+    bills = [TeacherCosts.read(trail.result.students[name].folder) for name in NAMES[:2]]
+    assert [bill.teachers["lite0"].images for bill in bills] == [18, 18]
 
 
 def test_each_folder_is_that_of_a_run(family):
@@ -233,6 +253,13 @@ def test_plan_lists_all_students_and_what_they_do_not_have_in_common(family_spec
     ]
     faulty = radioplat.plan(family_spec(tmp_path, [*STUDENTS[:1], {"name": "x", "model": {"backbone": {"typ": "y"}}}]))
     assert [problem.where for problem in faulty.problems] == ["distill.students[1].model.backbone.typ"]
+
+
+def test_partitions_are_drawn_for_all_students_alike(family_spec, tmp_path):
+    spec = family_spec(tmp_path, [{"name": "a"}, {"name": "b", "train": {"seed": 3}}])
+    assert radioplat.plan(spec).problems == []
+    spec["distill"]["partitions"] = [{"teachers": ["lite0"], "share": 1 / 3}, {"teachers": ["vit"], "share": 2 / 3}]
+    assert [p.where for p in radioplat.plan(spec).problems] == ["distill.students[1].train.seed"]
 
 
 def test_other_tasks_want_one_student(family, family_spec, tmp_path):

@@ -21,7 +21,16 @@ from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 FILE, SUMMARY = "accounts.jsonl", "goodput.json"
 RUN, BEGIN, STEPS, STORAGE, END = "run", "begin", "steps", "storage", "end"  # events of accounts.jsonl
-PARTS = ("useful", "skipped", "data", "teachers", "students", "ranks", "checkpoint", "validation")  # measured during an attempt
+PARTS = (
+    "useful",
+    "skipped",
+    "data",
+    "teachers",
+    "students",
+    "ranks",
+    "checkpoint",
+    "validation",
+)  # measured during an attempt
 _LABELS = {
     "useful": "useful steps",
     "skipped": "skipped steps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
@@ -21,15 +21,16 @@ from radioplat.training.checkpoints.persistence import Persistence, last_attempt
 from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.feed.prefetch import Prefetch
-from radioplat.training.feed.step_feed import StepFeed
 from radioplat.training.feed.stage_rests import StageRests
+from radioplat.training.feed.step_feed import StepFeed
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.ended_student import EndedStudent
 from radioplat.training.loop.garbage import free_memory
 from radioplat.training.loop.students import Students
 from radioplat.training.loop.trainer import Common, Trainer
-from radioplat.training.targets.first_pass import FirstPass
+from radioplat.training.targets.first_pass import FirstPass, measure_together
+from radioplat.training.targets.head_fit import HeadFitted
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
 
@@ -99,7 +100,7 @@ def run_worker(
 
         # The stream needs seconds to start; it does so while the student is built.
         consumers = [place for place in places if firsts[place].consumes]
-        feeder = stack.enter_context(feed(firsts[consumers[0]].first_stop if consumers else stop))
+        feeder = stack.enter_context(feed(max((firsts[place].first_stop for place in consumers), default=stop)))
         data = RunData.load(run.data_dir, run.spec.dataset.train_dataset)
         rests = StageRests(run, clients)
         common = Common(run.folder, data, clock, accounts, pauses, phases, halvings, schedule, rests, held)
@@ -127,15 +128,14 @@ def run_worker(
 
         stack.callback(close)
         students = Students(run, common, places, build, rebuild, ended)
-        for number, place in enumerate(consumers):
-            if number:
-                feeder = stack.enter_context(feed(firsts[place].first_stop))
-            _begin(students[place], firsts[place], feeder)
         if consumers:
+            passes = [(firsts[place], students[place].objective.student) for place in consumers]
+            for place, fitted in zip(consumers, measure_together(passes, feeder), strict=True):
+                _begin(students[place], firsts[place], fitted)
             feeder = stack.enter_context(feed(stop))
         for place in places:
             if place not in consumers:
-                _begin(students[place], firsts[place], feeder)
+                _begin(students[place], firsts[place], firsts[place].measure(students[place].objective.student, feeder))
         # It stays at a roll-back: what it has brought to the device are the micro-batches of the steps that follow.
         ahead = StepFeed(Prefetch(feeder, run, context.device, context.on_cluster), start, ahead_from)
         students.train(ahead)
@@ -151,9 +151,9 @@ def _same_attempt(run: Run, states: list[RunState]) -> int:
     return states[0].attempt
 
 
-def _begin(trainer: Trainer, first: FirstPass, feeder: Feeder) -> None:
-    """Let a student's first pass read its batches, and build the student's engine."""
-    for head in first.measure(trainer.objective.student, feeder):
+def _begin(trainer: Trainer, first: FirstPass, fitted: Sequence[HeadFitted]) -> None:
+    """Report what became of a student's heads in its first pass, and build its engine."""
+    for head in fitted:
         trainer.reporter.note(head.message, warns=head.r2 is None)
     trainer.hooks.targets.begin_with(first.moments)
     trainer.build_engine()
