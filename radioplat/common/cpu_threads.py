@@ -96,9 +96,9 @@ def share_cores_among(processes: int, decoders: int) -> None:
 def keep_freed_memory() -> None:
     """Keep large blocks that were freed, for later ones, instead of returning them to the kernel.
 
-    By default glibc takes blocks of more than 32 MiB from the kernel and returns them when they are freed, as torch does
-    with each layer's output. The kernel clears every page again at its first use: a forward of EfficientNet-Lite2 took
-    1.7 times as long. Without effect with another allocator; see mallopt(3).
+    By default glibc takes blocks of more than 32 MiB from the kernel and returns them when they are freed, as torch
+    frees each layer's output. The kernel then clears every page at its first use, again for each layer, which is a large
+    part of a convolution's time. Without effect with another allocator; see mallopt(3).
     """
     with contextlib.suppress(OSError, AttributeError):  # no such library, or no such function
         mallopt = ctypes.CDLL(None).mallopt
