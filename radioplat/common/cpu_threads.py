@@ -97,7 +97,7 @@ def keep_freed_memory() -> None:
     """Keep large blocks that were freed, for later ones, instead of returning them to the kernel.
 
     By default glibc takes blocks of more than 32 MiB from the kernel and returns them when they are freed, as torch
-    frees each layer's output. The kernel then clears every page at its first use, again for each layer, which is a large
+    frees each layer's output. The kernel then clears every page at its first use, again for each layer, a large
     part of a convolution's time. Without effect with another allocator; see mallopt(3).
     """
     with contextlib.suppress(OSError, AttributeError):  # no such library, or no such function

@@ -103,7 +103,7 @@ def _add_memory(whole: Plan, prepared: list[Preflight]) -> None:
     has = min((one.has for one in each if one.has), default=0)
     if has and total > has:
         whole.warnings.append(
-            f"{STUDENTS}: a worker needs more than {terminal.size(total)} for {len(each)} students, and a GPU has at "
-            f"most {terminal.size(has)}: raise train.zero_stage, set train.offload, or give each student workers of its "
-            "own with distill.placement: spread"
+            f"{STUDENTS}: a worker needs more than {terminal.size(total)} for {len(each)} students, and a GPU has "
+            f"at most {terminal.size(has)}: raise train.zero_stage, set train.offload, or give each student "
+            "workers of its own with distill.placement: spread"
         )

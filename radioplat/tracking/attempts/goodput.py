@@ -101,8 +101,8 @@ class Goodput:
         rows = [(_LABELS[part], f"{self.share(part):.1%}", s) for part, s in self.seconds.items() if s > 0]
         note = (
             "Waiting for data, teachers and other students is that of the slowest worker; waiting for the slowest "
-            "worker is the mean over workers, estimated from their forward passes. Recovery: from the checkpoint that a "
-            "restarted group resumed from to its first step, including lost work."
+            "worker is the mean over workers, estimated from their forward passes. Recovery: from the checkpoint that "
+            "a restarted group resumed from to its first step, including lost work."
         )
         facts: list[tuple[str, Any]] = [("seconds in all", self.wall), ("images", self.samples)]
         facts += [("images/s", self.samples / self.wall)] if self.wall else []
