@@ -49,7 +49,7 @@ from radioplat.spec.loading.load import load_spec, spec_tree
 from radioplat.spec.loading.students import student_specs
 
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
-SIDE, BATCH, STEPS = 112, 16, 40
+SIDE, BATCH, STEPS = 112, 16, 30
 VIT = "c_radio_v3_vit_base_patch16_reg4_dinov2"
 STUDENTS = [
     {"name": "base", "model": {"backbone": {"kwargs": {"embed_dim": 128, "depth": 4, "num_heads": 4}}}},
@@ -65,7 +65,7 @@ def main() -> None:
     """Train, compare and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="for what the runs leave; default: a temporary one")
-    parser.add_argument("--rounds", type=int, default=2, help="of lone runs and family, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="of lone runs and family, in turn")
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
     with kept_or_scratch(given.folder, "family") as home:
@@ -164,6 +164,7 @@ def family_spec(home: Path, steps: int) -> dict[str, Any]:
             "precision": "fp32",
             "enable_ema": True,
             "optim": {"lr": 1e-3},
+            "threads": os.cpu_count(),  # by default one core of two is left to decoding
         },
         "distill": {"teacher": teachers, "students": STUDENTS},
         "cluster": {"mode": "local"},
@@ -249,7 +250,7 @@ def on_ray(spec: dict[str, Any], results: Path, counts: Path) -> float:
     steps = 8
     changes = {
         "results_dir": str(results),
-        "train": {**spec["train"], "max_steps": steps},
+        "train": {**spec["train"], "max_steps": steps, "threads": None},
         "cluster": {"mode": "ray", "cpus_per_worker": 0.5, "cpus_per_decode": 0.5},
         "teachers": {name: {"num_cpus": 0.5} for name in TEACHERS},
     }
@@ -286,7 +287,7 @@ def duplicates(spec: dict[str, Any], home: Path, counts: Path) -> float:
         runs = []
         for name in NAMES[1:3]:
             tree = alone(spec, name)
-            tree["train"] |= {"max_steps": steps}
+            tree["train"] |= {"max_steps": steps, "threads": None}
             tree |= {"results_dir": str(home / f"pool_{name}")}
             tree["cluster"] |= {"mode": "ray", "cpus_per_worker": 0.5, "cpus_per_decode": 0.5}
             tree["teachers"] = {teacher: {"num_cpus": 0.5, "pool": f"family_{teacher}"} for teacher in TEACHERS}

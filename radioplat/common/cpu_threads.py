@@ -1,8 +1,10 @@
-"""The CPU of this machine: its name, and its cores shared between torch's threads and decode threads."""
+"""The CPU of this machine: its name, its cores shared between torch's threads and decode threads, freed memory."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import platform
 import re
@@ -15,6 +17,7 @@ import torch
 # Flags of Linux for instructions that add products of 8 bits in 32 bits. A CPU without them adds two in 16 bits.
 INT8_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni")
 UNITS = (*INT8_UNITS, "amx_bf16", "avx512_bf16", "avx512_fp16", "avx2")  # that decide about INT8 and half precision
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # in malloc.h
 
 
 def decode_threads(workers: int) -> int:
@@ -53,6 +56,7 @@ def limit_torch_threads(decoders: int, callers: int = 1, fixed: int | None = Non
     Args:
         fixed: threads that torch gets whatever the cores and the environment.
     """
+    keep_freed_memory()
     before = torch.get_num_threads()
     if fixed is not None:
         torch.set_num_threads(fixed)
@@ -74,6 +78,7 @@ def share_cores(num_cpus: float, workers: int, fixed: int | None = None) -> None
         workers: training workers on this node.
         fixed: threads that torch gets instead.
     """
+    keep_freed_memory()
     if fixed is not None:
         torch.set_num_threads(fixed)
     elif num_cpus < 1:
@@ -82,8 +87,23 @@ def share_cores(num_cpus: float, workers: int, fixed: int | None = None) -> None
 
 def share_cores_among(processes: int, decoders: int) -> None:
     """Limit torch in each of ``processes`` to its share of the cores that ``decoders`` decode threads leave free."""
+    keep_freed_memory()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (_cores() - decoders) // processes))
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Keep large blocks that were freed, for later ones, instead of returning them to the kernel.
+
+    By default glibc takes blocks of more than 32 MiB from the kernel and returns them when they are freed, as torch
+    frees each layer's output. The kernel then clears every page at its first use, again for each layer, a large
+    part of a convolution's time. Without effect with another allocator; see mallopt(3).
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no such library, or no such function
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 2**30)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def lower_thread_priority() -> None:

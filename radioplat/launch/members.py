@@ -135,6 +135,10 @@ def unlike(runs: Sequence[Run], names: Sequence[str]) -> Iterator[Problem]:
             yield Problem(f"its samples are not those of {other}: {', '.join(differing)}", where)
         elif run.total_steps != first.total_steps:
             yield Problem(f"it has {run.total_steps} steps, and {other} has {first.total_steps}", where)
+        elif first.partitions.counts and run.spec.train.seed != first.spec.train.seed:
+            hint = "Set one train.seed for all, or train this student alone."
+            message = f"distill.partitions are drawn by train.seed, and that of {other} is another"
+            yield Problem(message, f"{where}.train.seed", hint)
         elif list(map(_questions, run.teachers)) != list(map(_questions, first.teachers)):
             yield Problem(f"its teachers, or what they are shown, are not those of {other}", where)
         elif any(t.mosaic > 1 and run.grids[t.name] != first.grids[t.name] for t in run.teachers):

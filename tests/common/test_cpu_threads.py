@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import torch
@@ -36,3 +38,25 @@ def test_workers_with_less_than_a_core_share_all():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+LARGE = """
+import resource, torch
+from radioplat.common.cpu_threads import keep_freed_memory
+if {keeps}:
+    keep_freed_memory()
+for _ in range(8):
+    torch.ones(2**25)  # 128 MiB; the heap grows
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(2**25)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_freed_memory_is_not_cleared_again():
+    faults = []
+    for keeps in (False, True):
+        command = [sys.executable, "-c", LARGE.format(keeps=keeps)]
+        faults.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    assert faults[1] < faults[0] / 10, faults

@@ -125,6 +125,7 @@ def train(run, rank: int, world: int) -> dict:
     from radioplat.data.loading.threads import load_micro_batches
     from radioplat.training.feed.feeder import Feeder
     from radioplat.training.feed.prefetch import Prefetch
+    from radioplat.training.feed.step_feed import StepFeed
 
     students, clients = open_worker(run, rank, world)
     schedule = run.micro_batch_schedule(world)
@@ -132,7 +133,7 @@ def train(run, rank: int, world: int) -> dict:
     batches = load_micro_batches(open_reader(*run.reader_arguments), iter(wanted), threads=1, prefetch=2)
     feeder = Feeder(batches, clients, run.teachers, 2, run.partitions)
     with closing(students), closing(Prefetch(feeder, run, torch.device("cpu"), on_cluster=False)) as ahead:
-        students.train(ahead)
+        students.train(StepFeed(ahead, 0, lambda step: ahead))
         return everything(students.trainers[0])
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.prove import prove_results, prove_run
 from radioplat.training.checkpoints.checkpoint import newest, verified_state
+from radioplat.training.targets import first_pass
 
 STUDENTS = [
     {"name": "base"},
@@ -50,6 +53,15 @@ def family_spec(make_spec):
 @pytest.fixture(scope="module")
 def family(family_spec, distil, tmp_path_factory):
     """Three students, eight steps, a checkpoint every second step; ``asked`` has the requests to each teacher."""
+    with asking() as asked:
+        trail = distil(family_spec(tmp_path_factory.mktemp("family")), *EVERY_SECOND)
+    trail.asked = asked
+    return trail
+
+
+@contextlib.contextmanager
+def asking():
+    """Yield the number of requests to each teacher in the block."""
     asked: dict[str, int] = {}
     submit = InlineTeacher.submit
 
@@ -59,9 +71,7 @@ def family(family_spec, distil, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InlineTeacher, "submit", counting)
-        trail = distil(family_spec(tmp_path_factory.mktemp("family")), *EVERY_SECOND)
-    trail.asked = asked
-    return trail
+        yield asked
 
 
 def alone(spec: dict, folder: Path, name: str) -> Spec:
@@ -107,6 +117,17 @@ def test_teachers_are_asked_once_and_students_share_the_bill(family):
     assert TeacherCosts.total(bills).teachers["lite0"].seconds == pytest.approx(sum(seconds))
 
 
+def test_teachers_are_asked_once_in_a_first_pass_that_is_too_large_to_keep(family_spec, distil, tmp_path, monkeypatch):
+    monkeypatch.setattr(first_pass, "KEPT_BYTES", 0)
+    spec = family_spec(tmp_path, STUDENTS[:2])
+    spec["distill"]["target_norm"] = {"type": "standardize", "fit_batches": 1}
+    with asking() as asked:
+        trail = distil(spec, "train.max_steps=2")
+    assert asked == {"lite0": 9, "vit": 9}  # one step and two, of three micro-batches
+    bills = [TeacherCosts.read(trail.result.students[name].folder) for name in NAMES[:2]]
+    assert [bill.teachers["lite0"].images for bill in bills] == [18, 18]
+
+
 def test_each_folder_is_that_of_a_run(family):
     for name in NAMES:
         folder = family.result.students[name].folder
@@ -142,15 +163,24 @@ def test_a_student_is_added_at_a_resume(family, family_spec, distil, tmp_path):
         assert differing(family.result.students[name].checkpoint, then.result.students[name].checkpoint) == []
 
 
-def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_path, monkeypatch):
+@pytest.fixture
+def diverging(monkeypatch):
+    """diverging(step): from then on the losses of the CNN are NaN."""
     forward = DistillObjective.forward
 
-    def poisoned(self, batch):
-        losses = forward(self, batch)
-        bad = self.step >= 5 and self.student.architecture.type == "resnet10t"
-        return {name: value * float("nan") for name, value in losses.items()} if bad else losses
+    def begin(step: float) -> None:
+        def poisoned(self, batch):
+            losses = forward(self, batch)
+            bad = self.step >= step and self.student.architecture.type == "resnet10t"
+            return {name: value * float("nan") for name, value in losses.items()} if bad else losses
 
-    monkeypatch.setattr(DistillObjective, "forward", poisoned)
+        monkeypatch.setattr(DistillObjective, "forward", poisoned)
+
+    return begin
+
+
+def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_path, diverging):
+    diverging(5)
     overrides = (*EVERY_SECOND, "train.non_finite=fail")
     with pytest.raises(TrainingError, match="1 of 3 students diverged; the other 2 went on: cnn at step 5"):
         distil(family_spec(tmp_path), *overrides)
@@ -160,11 +190,25 @@ def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_
     ends = {name: list(read_status(folder / "status.json"))[-1] for name, folder in folders.items()}
     assert [ends[name]["status"] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
     assert "each used exactly once" in ends["base"]["message"]
-    monkeypatch.undo()
+    with pytest.raises(TrainingError, match="a student diverged: cnn at step 5"):
+        distil(family_spec(tmp_path), *overrides)
+    diverging(math.inf)
     then = distil(family_spec(tmp_path), *overrides)
     assert [then.result.students[name].resumed_from for name in NAMES] == [8, 8, 4]
     for name in NAMES:
         assert differing(family.result.students[name].checkpoint, then.result.students[name].checkpoint) == []
+
+
+@pytest.mark.parametrize("base", [6, 2])
+def test_one_diverges_while_another_is_at_another_step(family, family_spec, distil, tmp_path, diverging, base):
+    again = broken_off(family, tmp_path / "again", {"base": base, "small": 8, "cnn": 2})
+    diverging(3)  # of the steps 4 and 5 then nobody lacks one, if base has them
+    with pytest.raises(TrainingError, match="1 of 2 students diverged; the other 1 went on: cnn at step 3"):
+        distil(family_spec(tmp_path / "again"), *again, "train.non_finite=fail")
+    for name in NAMES[:2]:
+        own = tmp_path / "again" / "students" / name / "distill"
+        assert differing(family.result.students[name].checkpoint, newest(own)[0]) == []
+        assert prove_run(own, load_spec(family_spec(tmp_path / "again")).dataset).holds
 
 
 @pytest.mark.parametrize(
@@ -209,6 +253,13 @@ def test_plan_lists_all_students_and_what_they_do_not_have_in_common(family_spec
     ]
     faulty = radioplat.plan(family_spec(tmp_path, [*STUDENTS[:1], {"name": "x", "model": {"backbone": {"typ": "y"}}}]))
     assert [problem.where for problem in faulty.problems] == ["distill.students[1].model.backbone.typ"]
+
+
+def test_partitions_are_drawn_for_all_students_alike(family_spec, tmp_path):
+    spec = family_spec(tmp_path, [{"name": "a"}, {"name": "b", "train": {"seed": 3}}])
+    assert radioplat.plan(spec).problems == []
+    spec["distill"]["partitions"] = [{"teachers": ["lite0"], "share": 1 / 3}, {"teachers": ["vit"], "share": 2 / 3}]
+    assert [p.where for p in radioplat.plan(spec).problems] == ["distill.students[1].train.seed"]
 
 
 def test_other_tasks_want_one_student(family, family_spec, tmp_path):

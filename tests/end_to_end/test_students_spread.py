@@ -82,6 +82,9 @@ def test_it_equals_one_process(counted, make_spec, distil, tmp_path, ray_environ
     starts = [Attempts(folder).last for folder in folders]
     assert min(starts) == 1 and max(starts) > 1, starts  # one group alone restarted
     assert all(result.account is not None for result in spread.result.students.values())
+    accounts = [spread.result.students[each["name"]].account.seconds for each in STUDENTS]
+    waited = max(account["students"] for account, start in zip(accounts, starts, strict=True) if start == 1)
+    assert waited > 1, accounts  # for the group that restarted
     for each in STUDENTS:
         ours, theirs = spread.result.students[each["name"]], one.result.students[each["name"]]
         for file in FILES:

@@ -72,7 +72,7 @@ def work(run: Run, pools: dict[str, RemoteTeacher], shared: SharedReads | None) 
                 device.type, cached=run.feature_cache is not None and teacher.service.cache
             )
     with through_cache(run, clients, rank_context.rank) as cached:
-        run_worker(run, rank_context, cached, streams.read, pauses)
+        run_worker(run, rank_context, cached, streams.read, pauses, streams.held)
 
 
 def _await_pools(pools: dict[str, RemoteTeacher]) -> None:

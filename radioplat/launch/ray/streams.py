@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from functools import partial
 
@@ -46,6 +47,7 @@ class Streams:
         self._ranks = [rank for rank, node in enumerate(nodes) if node == nodes[self._rank]]
         self._store = self._open_store()
         self._reads = 0
+        self._held: tuple[float, float | None] = (0.0, None)  # seconds so far, and since when it waits now
         # Ray does not count the handles that other ranks get by the store: without these references the actor behind an
         # execution would end when this rank has read its part, and with it the parts of slower ranks.
         self._open: dict[_Key, list[DataIterator]] = {}
@@ -59,10 +61,22 @@ class Streams:
         before = self._begin if self._shared is not None and self._rank == 0 else None
         return read_in_turn(part, start, stop, span, schedule, self._rank, before)
 
+    def held(self) -> float:
+        """Return the seconds so far in which this rank has waited for other groups; any thread may call it."""
+        seconds, since = self._held
+        return seconds if since is None else seconds + time.perf_counter() - since
+
     def _begin(self, step: int, closed: Callable[[], bool]) -> None:
         """Wait until the other groups have begun the step before."""
-        if self._shared is None or self._shared.begin(step, lambda: closed() or is_asked_to_pause()):
+        if self._shared is None:
             return
+        seconds, begin = self._held[0], time.perf_counter()
+        self._held = (seconds, begin)
+        try:
+            if self._shared.begin(step, lambda: closed() or is_asked_to_pause()):
+                return
+        finally:
+            self._held = (seconds + time.perf_counter() - begin, None)
         self._shared = None
         self._say(
             "the actor by which the students' workers share micro-batches is lost: each student's workers read for "

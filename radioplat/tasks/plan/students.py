@@ -13,7 +13,7 @@ from radioplat.launch.preflight.memory import MEMORY
 from radioplat.launch.preflight.preflight import Level, Preflight
 from radioplat.launch.preflight.steps import take_steps
 from radioplat.spec.checks.teaching.students import students_problems
-from radioplat.spec.loading.students import own_problem, student_specs
+from radioplat.spec.loading.students import STUDENTS, own_problem, student_specs
 from radioplat.spec.resolved.teacher import ResolvedTeacher
 from radioplat.spec.schema.cluster import Placement, Transport
 from radioplat.spec.schema.distill import StudentPlacement
@@ -103,7 +103,7 @@ def _add_memory(whole: Plan, prepared: list[Preflight]) -> None:
     has = min((one.has for one in each if one.has), default=0)
     if has and total > has:
         whole.warnings.append(
-            f"a worker needs more than {terminal.size(total)} for {len(each)} students, and a GPU has at most "
-            f"{terminal.size(has)}: raise train.zero_stage, set train.offload, or give each student workers of its "
-            "own with distill.placement: spread"
+            f"{STUDENTS}: a worker needs more than {terminal.size(total)} for {len(each)} students, and a GPU has "
+            f"at most {terminal.size(has)}: raise train.zero_stage, set train.offload, or give each student "
+            "workers of its own with distill.placement: spread"
         )

@@ -148,8 +148,11 @@ def _set_up_torch(teacher: ResolvedTeacher, device: str) -> None:
     """Compute as the run's workers do: in its threads on a CPU, with its fp32 on a GPU."""
     import torch
 
+    from radioplat.common.cpu_threads import keep_freed_memory
     from radioplat.models.fp32_arithmetic import set_fp32_arithmetic
 
+    if device == "cpu":
+        keep_freed_memory()
     set_fp32_arithmetic(teacher.fp32, torch.device(device))
     if teacher.threads is not None and device == "cpu":
         torch.set_num_threads(teacher.threads)

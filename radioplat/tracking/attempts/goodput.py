@@ -21,13 +21,23 @@ from radioplat.tracking.teacher_cost import Prices, TeacherCost, TeacherCosts
 
 FILE, SUMMARY = "accounts.jsonl", "goodput.json"
 RUN, BEGIN, STEPS, STORAGE, END = "run", "begin", "steps", "storage", "end"  # events of accounts.jsonl
-PARTS = ("useful", "skipped", "data", "teachers", "ranks", "checkpoint", "validation")  # measured during an attempt
+PARTS = (
+    "useful",
+    "skipped",
+    "data",
+    "teachers",
+    "students",
+    "ranks",
+    "checkpoint",
+    "validation",
+)  # measured during an attempt
 _LABELS = {
     "useful": "useful steps",
     "skipped": "skipped steps",
     "data": "waiting for data",
     "storage": "waiting for storage",
     "teachers": "waiting for teachers",
+    "students": "waiting for other students",
     "ranks": "waiting for the slowest worker",
     "checkpoint": "checkpoints",
     "validation": "validation",
@@ -90,9 +100,9 @@ class Goodput:
         """Return tables of the time by activity, of the totals, and of the restarts with their causes."""
         rows = [(_LABELS[part], f"{self.share(part):.1%}", s) for part, s in self.seconds.items() if s > 0]
         note = (
-            "Waiting for data and teachers is that of the slowest worker; waiting for the slowest worker is the mean "
-            "over workers, estimated from their forward passes. Recovery: from the checkpoint that a restarted group "
-            "resumed from to its first step, including lost work."
+            "Waiting for data, teachers and other students is that of the slowest worker; waiting for the slowest "
+            "worker is the mean over workers, estimated from their forward passes. Recovery: from the checkpoint that "
+            "a restarted group resumed from to its first step, including lost work."
         )
         facts: list[tuple[str, Any]] = [("seconds in all", self.wall), ("images", self.samples)]
         facts += [("images/s", self.samples / self.wall)] if self.wall else []

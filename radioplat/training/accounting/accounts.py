@@ -86,11 +86,13 @@ class Accounts(StepHook):
         """Add the time and samples of a step; write a line if the last one is more than 30 seconds old."""
         data = min(record.wait_data, record.seconds)
         teachers = min(record.wait_teachers, record.seconds - data)
-        busy = record.seconds - data - teachers
+        students = min(record.wait_students, record.seconds - data - teachers)
+        busy = record.seconds - data - teachers - students
         imbalance = record.figures.get(IMBALANCE, 1.0)
         ranks = busy * (1 - 1 / max(1.0, imbalance))
         self._sums["data"] += data
         self._sums["teachers"] += teachers
+        self._sums["students"] += students
         self._sums["ranks"] += ranks
         self._sums["useful" if record.moved else "skipped"] += busy - ranks
         if record.step >= self._step:  # the first of the students that take this step

@@ -56,6 +56,7 @@ class Reporter(StepHook):
             "seconds/wait": record.wait,
             "seconds/wait/data": record.wait_data,
             "seconds/wait/teachers": record.wait_teachers,
+            **({"seconds/wait/students": record.wait_students} if run.groups > 1 else {}),
             **{f"seconds/teacher/{name}": value for name, value in record.teacher_seconds.items()},
             **{f"cache/{name}/hits": hits / max(1, hits + misses) for name, (hits, misses) in record.cached.items()},
             **record.figures,

@@ -11,6 +11,7 @@ from radioplat.common import collectives
 from radioplat.teachers.serving.packed_features import Packed
 from radioplat.training.hooks.step_sums import LOSS, StepSums
 
+_WAITS = ("wait_data", "wait_teachers", "wait_students")
 IMBALANCE = "imbalance"  # among `figures`: time of the slowest rank over the mean of all ranks
 
 
@@ -39,8 +40,8 @@ class StepRecord:
         sums: numbers of the hooks (:meth:`StepHook.sums`) over all ranks, as ``<hook>/<name>``, set by ``reduce``.
         not_finite: names of the losses that were not finite on any rank, set by ``reduce``.
         wait: seconds this rank waited for data and teachers, including the forward passes of inline teachers on a CPU.
-        wait_data, wait_teachers: the two parts of ``wait``; ``reduce`` replaces each by the greatest value of all
-            ranks.
+        wait_data, wait_teachers, wait_students: the parts of ``wait``; ``reduce`` replaces each by the greatest value
+            of all ranks. The last is for workers of other students, which were more than a step behind.
         teacher_seconds: compute seconds of each teacher for this rank's micro-batches; summed over ranks by ``reduce``.
         received: (images, bytes of their features) of each teacher that answered; summed over ranks by ``reduce``.
         cached: (hits, misses) of each teacher that has a feature cache; summed over ranks by ``reduce``.
@@ -63,6 +64,7 @@ class StepRecord:
     wait: float = 0.0
     wait_data: float = 0.0
     wait_teachers: float = 0.0
+    wait_students: float = 0.0
     seconds: float = 0.0
     period: float = 0.0
     decision: StepDecision = CONTINUE
@@ -87,8 +89,8 @@ class StepRecord:
         """Give this rank's figures and ``numbers`` of the hooks to ``sums``, and start to add up those of all ranks."""
         # A sum with a name for each rank keeps the numbers of all of them, of which the greatest is taken.
         rank = "0" if collectives.alone() else str(dist.get_rank())
-        sums.count("wait_data", {rank: self.wait_data})
-        sums.count("wait_teachers", {rank: self.wait_teachers})
+        for name in _WAITS:
+            sums.count(name, {rank: getattr(self, name)})
         sums.count("teacher_seconds", self.teacher_seconds)
         for kind, pairs in (("received", self.received), ("cached", self.cached)):
             for place in (0, 1):
@@ -103,7 +105,8 @@ class StepRecord:
         self.values = {name: total / micro_batches for name, total in totals.get(LOSS, {}).items()}
         self.not_finite = sums.not_finite
         self.sums = totals.get("hooks", {})
-        self.wait_data, self.wait_teachers = (max(totals[k].values()) for k in ("wait_data", "wait_teachers"))
+        for name in _WAITS:
+            setattr(self, name, max(totals[name].values()))
         self.teacher_seconds = totals.get("teacher_seconds", {})
         self.received, self.cached = _pairs(totals, "received"), _pairs(totals, "cached")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class OptimizerStep:
         halvings: how often each micro-batch is halved because memory ran out before.
         attempt: number of this start, stored if memory runs out.
         schedule: which rank has which micro-batch.
+        held: seconds so far in which the stream has waited for other students.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class OptimizerStep:
         halvings: int,
         attempt: int,
         schedule: MicroBatchSchedule,
+        held: Callable[[], float],
     ) -> None:
         self._run, self._home, self._context, self._schedule = run, home, context, schedule
         self._objective, self._engine, self._hooks, self._batches = objective, engine, hooks, batches
-        self._phases, self._halvings, self._attempt = phases, halvings, attempt
+        self._phases, self._halvings, self._attempt, self._held = phases, halvings, attempt, held
         self._exact = is_exact(run.spec.train)
         self._sums = hooks.step_sums
         self._shared = False  # whether the step's numbers were given to the other ranks
@@ -158,10 +160,13 @@ class OptimizerStep:
         """Yield the step's micro-batches as they and their answers arrive; add the time of waiting to ``record``."""
         for place, number in enumerate(expected):
             self._phases.at(record.step, place)
-            waited = time.perf_counter()
+            waited, held = time.perf_counter(), self._held()
             with self._phases(DATA):
                 arrival = _next(record.step, feed)
-            record.wait_data += time.perf_counter() - waited
+            elapsed = time.perf_counter() - waited
+            held = min(self._held() - held, elapsed)
+            record.wait_students += held
+            record.wait_data += elapsed - held
             with self._watched(record.step):  # copies to the device may find no memory
                 micro = self._batches.micro_batch(record.step, number, arrival, record)
             record.wait += time.perf_counter() - waited

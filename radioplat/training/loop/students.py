@@ -8,7 +8,7 @@ from functools import partial
 from radioplat.design.run import Run
 from radioplat.errors import Diverged, TrainingError
 from radioplat.training.feed.arrival import Arrival
-from radioplat.training.feed.prefetch import Prefetch
+from radioplat.training.feed.step_feed import StepFeed
 from radioplat.training.guards.loss_spikes import RollBack
 from radioplat.training.hooks.step_record import StepRecord
 from radioplat.training.loop.ended_student import EndedStudent
@@ -67,7 +67,7 @@ class Students:
         for trainer in self.trainers:
             trainer.close()
 
-    def train(self, feed: Prefetch) -> None:
+    def train(self, feed: StepFeed) -> None:
         """Run the remaining steps and save due checkpoints; on a pause request, save and stop.
 
         Raises:
@@ -91,9 +91,10 @@ class Students:
         total = self._run.total_steps
         return range(min((trainer.state.global_step for trainer in self.trainers), default=total), total)
 
-    def _until_roll_back(self, feed: Prefetch) -> dict[int, RollBack]:
+    def _until_roll_back(self, feed: StepFeed) -> dict[int, RollBack]:
         """Run steps; return the roll-backs of the first step that has any, which must follow; {} at the end."""
-        for step in self._steps_left:
+        while left := self._steps_left:
+            step = left.start  # not always the one that follows: a student that lacked the steps between may have ended
             self._common.phases.at(step)
             self._common.rests.at(step)
             records, backs = self._step(step, feed)
@@ -103,14 +104,18 @@ class Students:
                 return backs
         return {}
 
-    def _step(self, step: int, feed: Prefetch) -> tuple[dict[int, StepRecord], dict[int, RollBack]]:
+    def _step(self, step: int, feed: StepFeed) -> tuple[dict[int, StepRecord], dict[int, RollBack]]:
         """Run one step of the students that have come to it; return the records, and the roll-backs that must follow.
 
         The roll-backs are for the caller, because this frame refers to the trainers, which must be freed first.
         """
         turn = [trainer for trainer in self.trainers if trainer.state.global_step == step]
-        feed.leave_out(frozenset.intersection(*(frozenset(t.objective.quarantined) for t in turn)))
-        records = self._records(step, turn, feed)
+        arrivals = feed.at(step)
+        # Of all students: those that take a later step need the answers to what is read ahead now.
+        arrivals.leave_out(frozenset.intersection(*(frozenset(t.objective.quarantined) for t in self.trainers)))
+        records = self._records(step, turn, arrivals)
+        if records:
+            feed.passed(step)
         backs = {}
         for trainer in turn:
             if trainer.place in records:
@@ -201,8 +206,9 @@ class Students:
         listed = "; ".join(f"{one.name} at step {one.step}: {one.reason}" for one in self._ended)
         count = len(self._run.students)
         rest = f"; the other {count - len(self._ended)} went on" if len(self._ended) < count else ""
+        who = f"{len(self._ended)} of {count} students diverged{rest}" if count > 1 else "a student diverged"
         error = TrainingError(
-            f"{len(self._ended)} of {count} students diverged{rest}: {listed}",
+            f"{who}: {listed}",
             where="distill.students",
             hint="Their checkpoints stay. The same command tries them again from there, with another rate for example.",
         )

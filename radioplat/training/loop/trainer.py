@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ class Common:
         halvings: how often each micro-batch is halved because memory ran out before, and a message with the reason.
         schedule: which rank has which micro-batch.
         rests: of teachers, in stages without them.
+        held: seconds so far in which the stream has waited for other students.
     """
 
     home: Path
@@ -59,6 +60,7 @@ class Common:
     halvings: tuple[int, str]
     schedule: MicroBatchSchedule
     rests: StageRests
+    held: Callable[[], float] = float  # 0.0
 
 
 class Trainer:
@@ -123,7 +125,7 @@ class Trainer:
         listeners = (common.phases, self.hooks.targets.see, self.hooks.non_finite.no_answer, self.place)
         order, device = common.data.order, context.device
         batches = MicroBatches(run, order, device, context.on_cluster, self.objective, *listeners)
-        place = (batches, common.phases, common.halvings[0], self.state.attempt, common.schedule)
+        place = (batches, common.phases, common.halvings[0], self.state.attempt, common.schedule, common.held)
         self._step = OptimizerStep(run, common.home, context, self.objective, self.engine, self.hooks, *place)
 
     def close(self) -> None:

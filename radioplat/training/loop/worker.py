@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from radioplat.common import collectives
 from radioplat.data.batch import Batch
@@ -22,13 +22,15 @@ from radioplat.training.checkpoints.run_state import RunState
 from radioplat.training.feed.feeder import Feeder, prefetch_depth
 from radioplat.training.feed.prefetch import Prefetch
 from radioplat.training.feed.stage_rests import StageRests
+from radioplat.training.feed.step_feed import StepFeed
 from radioplat.training.guards import out_of_memory
 from radioplat.training.guards.pause import Pauses
 from radioplat.training.loop.ended_student import EndedStudent
 from radioplat.training.loop.garbage import free_memory
 from radioplat.training.loop.students import Students
 from radioplat.training.loop.trainer import Common, Trainer
-from radioplat.training.targets.first_pass import FirstPass
+from radioplat.training.targets.first_pass import FirstPass, measure_together
+from radioplat.training.targets.head_fit import HeadFitted
 from radioplat.training.watch.rank_context import RankContext
 from radioplat.training.watch.worker_monitor import monitored_worker
 
@@ -42,6 +44,7 @@ def run_worker(
     clients: dict[str, TeacherClient],
     open_batches: OpenBatches,
     pauses: Pauses | None = None,
+    held: Callable[[], float] = float,
 ) -> None:
     """Train the students of ``run`` from their newest checkpoints, or from the beginning, to the last step.
 
@@ -49,6 +52,7 @@ def run_worker(
 
     Args:
         pauses: checked after each step for a request to save and stop; default: a new :class:`Pauses`.
+        held: returns the seconds so far in which the stream has waited for other students; default: 0.
 
     Raises:
         TrainingError: the data differed from the sample order, non-finite losses or spikes ended the run, or another
@@ -84,19 +88,24 @@ def run_worker(
         taught = [meter.costs for meter in meters.values()]
         accounts = Accounts(run, context.rank, context.world_size, attempt, start, context.on_cluster, taught)
 
-        def feed(stop: int) -> contextlib.closing[Feeder]:
+        def feed(stop: int, begin: int = start) -> contextlib.closing[Feeder]:
             """Return a feeder of this rank's batches up to step ``stop``, which sends them to the teachers ahead."""
-            batches, depth = open_batches(start, stop, schedule), prefetch_depth(run.spec)
+            batches, depth = open_batches(begin, stop, schedule), prefetch_depth(run.spec)
             feeder = Feeder(batches, clients, run.frozen_teachers, depth, run.partitions, context.device)
             return contextlib.closing(feeder)
 
+        def ahead_from(step: int) -> Prefetch:
+            """Return the micro-batches from ``step`` on, which a thread brings to the device."""
+            return Prefetch(stack.enter_context(feed(stop, step)), run, context.device, context.on_cluster)
+
         # The stream needs seconds to start; it does so while the student is built.
         consumers = [place for place in places if firsts[place].consumes]
-        feeder = stack.enter_context(feed(firsts[consumers[0]].first_stop if consumers else stop))
+        feeder = stack.enter_context(feed(max((firsts[place].first_stop for place in consumers), default=stop)))
         data = RunData.load(run.data_dir, run.spec.dataset.train_dataset)
-        common = Common(run.folder, data, clock, accounts, pauses, phases, halvings, schedule, StageRests(run, clients))
+        rests = StageRests(run, clients)
+        common = Common(run.folder, data, clock, accounts, pauses, phases, halvings, schedule, rests, held)
         students: Students | None = None
-        ahead: Prefetch | None = None
+        ahead: StepFeed | None = None
 
         def close() -> None:
             """Close the students, which ends their writes, before the stream, which may wait."""
@@ -119,17 +128,16 @@ def run_worker(
 
         stack.callback(close)
         students = Students(run, common, places, build, rebuild, ended)
-        for number, place in enumerate(consumers):
-            if number:
-                feeder = stack.enter_context(feed(firsts[place].first_stop))
-            _begin(students[place], firsts[place], feeder)
         if consumers:
+            passes = [(firsts[place], students[place].objective.student) for place in consumers]
+            for place, fitted in zip(consumers, measure_together(passes, feeder), strict=True):
+                _begin(students[place], firsts[place], fitted)
             feeder = stack.enter_context(feed(stop))
         for place in places:
             if place not in consumers:
-                _begin(students[place], firsts[place], feeder)
+                _begin(students[place], firsts[place], firsts[place].measure(students[place].objective.student, feeder))
         # It stays at a roll-back: what it has brought to the device are the micro-batches of the steps that follow.
-        ahead = Prefetch(feeder, run, context.device, context.on_cluster)
+        ahead = StepFeed(Prefetch(feeder, run, context.device, context.on_cluster), start, ahead_from)
         students.train(ahead)
 
 
@@ -143,9 +151,9 @@ def _same_attempt(run: Run, states: list[RunState]) -> int:
     return states[0].attempt
 
 
-def _begin(trainer: Trainer, first: FirstPass, feeder: Feeder) -> None:
-    """Let a student's first pass read its batches, and build the student's engine."""
-    for head in first.measure(trainer.objective.student, feeder):
+def _begin(trainer: Trainer, first: FirstPass, fitted: Sequence[HeadFitted]) -> None:
+    """Report what became of a student's heads in its first pass, and build its engine."""
+    for head in fitted:
         trainer.reporter.note(head.message, warns=head.r2 is None)
     trainer.hooks.targets.begin_with(first.moments)
     trainer.build_engine()
