@@ -45,10 +45,15 @@ def test_a_name_that_tensorrt_does_not_have_is_missing(tmp_path):
     assert status == 1 and said["missing"] == ["can_run_on_DLA"]
 
 
-def config(folder: Path) -> Path:
+# Batch sizes of engines, and what Triton's schema reads: it makes batches for an engine that takes any from 1 on alone.
+SERVED = {(1, 2, 4): (4, []), (2, 3, 4): (0, [-1]), (8, 8, 8): (0, [8]), (1, 1, 1): (0, [1])}
+
+
+def config(folder: Path, batches: tuple[int, int, int] = (1, 2, 4)) -> Path:
     shapes = {"images": ["batch", 3, 48, 64]}, {"summary": ["batch", 12], "spatial": ["batch", 3, 4, 12]}
-    (folder / "config.pbtxt").write_text(triton.config("vit", *shapes, (48, 64), 4))
-    return folder / "config.pbtxt"
+    path = folder / f"{batches[0]}.pbtxt"
+    path.write_text(triton.config("vit", *shapes, (48, 64), batches))
+    return path
 
 
 @pytest.mark.proof
@@ -61,21 +66,32 @@ def test_the_newest_tensorrt_has_every_name_that_we_call():
 @pytest.mark.proof
 def test_tritons_own_schema_reads_the_configuration(tmp_path):
     """It downloads Triton's client."""
-    assert judge("triton_config", config(tmp_path)) == (0, PARSED)
+    status, said = judge("triton_config", *(config(tmp_path, batches) for batches in SERVED))
+    assert (status, said) == (0, PARSED)
 
 
 PARSED = [
     {
         "name": "vit",
-        "max_batch_size": 4,
-        "inputs": {"images": [3, 48, 64]},
-        "outputs": {"summary": [12], "spatial": [3, 4, 12]},
+        "max_batch_size": most,
+        "inputs": {"images": [*first, 3, 48, 64]},
+        "outputs": {"summary": [*first, 12], "spatial": [*first, 3, 4, 12]},
     }
+    for most, first in SERVED.values()
 ]
+
+
+@pytest.mark.parametrize("batches", SERVED)
+def test_triton_sends_no_batch_that_the_engine_refuses(batches, tmp_path):
+    most, first = SERVED[batches]
+    text = config(tmp_path, batches).read_text()
+    assert f"max_batch_size: {most}\n" in text and ("dynamic_batching" in text) == (most > 0)
+    assert f"dims: [ {', '.join(map(str, [*first, 3, 48, 64]))} ]" in text
 
 
 def test_what_they_said_last_is_of_the_names_that_are_called_now(tmp_path):
     receipt = json.loads((RECEIPTS / "engine_judges.json").read_text(encoding="utf-8"))
     names, schema = receipt["tensorrt_names"], receipt["triton_config"]
     assert names["missing"] == [] and names["names"] == len(set().union(*map(names_of, SOURCES)) - OURS)
-    assert schema["parsed"] == PARSED and schema["file"] == config(tmp_path).read_text()
+    assert schema["parsed"] == PARSED
+    assert schema["files"] == [config(tmp_path, batches).read_text() for batches in SERVED]

@@ -76,10 +76,12 @@ class Engine:
 
     Attributes:
         batch: images of a call.
+        shape: of the images of a call.
         outputs: names.
     """
 
-    def __init__(self, path: Path, batch: int) -> None:
+    def __init__(self, path: Path, batch: int | None = None) -> None:
+        """Args: ``batch``: images of a call; None: the number that the engine was optimized for."""
         import tensorrt
 
         self.version = tensorrt.__version__
@@ -94,10 +96,16 @@ class Engine:
         inputs = [n for n in names if self._engine.get_tensor_mode(n) == tensorrt.TensorIOMode.INPUT]
         self.outputs = [name for name in names if name not in inputs]
         (self._images,) = inputs
-        shape = list(self._engine.get_tensor_shape(self._images))
-        self.batch = shape[0] if shape[0] > 0 else batch
-        self.shape = [self.batch, *shape[1:]]
-        self._context.set_input_shape(self._images, self.shape)
+        fixed = list(self._engine.get_tensor_shape(self._images))
+        smallest, best, largest = [fixed] * 3
+        if min(fixed) < 0:
+            smallest, best, largest = (list(shape) for shape in self._engine.get_tensor_profile_shape(self._images, 0))
+        self.shape = [batch or best[0], *best[1:]]
+        self.batch = self.shape[0]
+        if not self._context.set_input_shape(self._images, tuple(self.shape)):
+            raise SystemExit(
+                f"error: {path.name} takes {smallest[0]} to {largest[0]} images at once, not {self.batch}: give --batch"
+            )
         self._stream = self._cuda.stream()
         self._arrays = {name: np.empty(tuple(self._context.get_tensor_shape(name)), np.float32) for name in names}
         self._memory = {name: self._cuda.allocate(array.nbytes) for name, array in self._arrays.items()}
@@ -175,7 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", metavar="IMAGE")
     parser.add_argument("--engine", type=Path, default=HERE / about["engine"], help="default: %(default)s")
-    parser.add_argument("--batch", type=int, default=1, help="images of a call, if the engine takes several")
+    parser.add_argument("--batch", type=int, help="images of a call; default: what the engine was optimized for")
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--out", default="features.npz", help="default: %(default)s")
     args = parser.parse_args()

@@ -20,6 +20,7 @@ from PIL import Image
 from radioplat.cli.main import main
 from radioplat.exporting.deploy import infer_tensorrt
 from radioplat.exporting.deploy.bundle import SAMPLE, SCRIPTS, Bundled, write_bundle
+from radioplat.exporting.onnx.export import OnnxReport
 
 VERIFIED = {
     "verified": "student.engine",
@@ -32,9 +33,11 @@ VERIFIED = {
 }
 
 
-# TensorRT's interface on the host: an engine is its ONNX file, onnxruntime computes, and addresses are the host's.
+# TensorRT's interface on the host: an engine is its ONNX file with a profile in its metadata, onnxruntime computes, and
+# addresses are the host's. A shape outside the profile is refused as TensorRT refuses it: without an exception.
 TENSORRT = """
 import ctypes
+import json
 from enum import Enum
 
 import numpy as np
@@ -69,6 +72,7 @@ class Engine:
         self.shapes = {v.name: [s if isinstance(s, int) else -1 for s in v.shape] for v in (*inputs, *outputs)}
         self.modes = {v.name: TensorIOMode.INPUT for v in inputs} | {v.name: TensorIOMode.OUTPUT for v in outputs}
         self.num_io_tensors = len(self.shapes)
+        self.profile = json.loads(self.session.get_modelmeta().custom_metadata_map.get("profile", "null"))
 
     def get_tensor_name(self, i):
         return list(self.shapes)[i]
@@ -79,15 +83,23 @@ class Engine:
     def get_tensor_shape(self, name):
         return tuple(self.shapes[name])
 
+    def get_tensor_profile_shape(self, name, profile_index):
+        assert self.modes[name] is TensorIOMode.INPUT and profile_index == 0
+        return [tuple(shape) for shape in self.profile]
+
     def create_execution_context(self):
         return Context(self)
 
 
 class Context:
     def __init__(self, engine):
-        self.engine, self.places = engine, {}
+        self.engine, self.places, self.batch = engine, {}, -1
 
     def set_input_shape(self, name, shape):
+        known = self.engine.shapes[name]
+        smallest, _, largest = self.engine.profile or [known] * 3
+        if not all(low <= side <= high for low, side, high in zip(smallest, shape, largest)):
+            return False
         self.batch = shape[0]
         return True
 
@@ -121,16 +133,22 @@ int cudaMemcpy(void *target, const void *source, size_t size, int kind) {
 int cudaStreamCreate(void **stream) { *stream = (void *)1; return 0; }
 int cudaStreamSynchronize(void *stream) { return stream != (void *)1; }
 """
-# An engine that is a copy of its graph.
-TRTEXEC = """#!/bin/sh
-echo "&&&& RUNNING TensorRT.trtexec"
-for word in "$@"; do
-  case "$word" in
-    --onnx=*) graph="${word#--onnx=}" ;;
-    --saveEngine=*) engine="${word#--saveEngine=}" ;;
-  esac
-done
-cp "$graph" "$engine"
+# An engine that is its graph with the profile of the command line; the last of equal options counts.
+TRTEXEC = """#!/usr/bin/env python3
+import json
+import sys
+
+import onnx
+
+print("&&&& RUNNING TensorRT.trtexec")
+options = dict(word.lstrip("-").partition("=")[::2] for word in sys.argv[1:])
+model = onnx.load(options["onnx"])
+sides = [d.dim_value if d.HasField("dim_value") else -1 for d in model.graph.input[0].type.tensor_type.shape.dim]
+if min(sides) < 0:
+    given = [options[f"{name}Shapes"].partition(":")[2] for name in ("min", "opt", "max")]
+    profile = [[int(side) for side in text.split("x")] for text in given]
+    model.metadata_props.add(key="profile", value=json.dumps(profile))
+onnx.save(model, options["saveEngine"])
 """
 
 
@@ -141,7 +159,7 @@ def jetson(tmp_path_factory) -> dict[str, str]:
         pytest.skip("no C compiler for a substitute of the CUDA runtime")
     folder = tmp_path_factory.mktemp("jetson")
     (folder / "tensorrt.py").write_text(TENSORRT)
-    (folder / "trtexec").write_text(TRTEXEC)
+    (folder / "trtexec").write_text(TRTEXEC.replace("/usr/bin/env python3", sys.executable))
     (folder / "trtexec").chmod(0o755)
     (folder / "cudart.c").write_text(CUDART)
     library = folder / "libcudart.so"
@@ -153,14 +171,37 @@ def jetson(tmp_path_factory) -> dict[str, str]:
     return os.environ | own
 
 
-@pytest.fixture(scope="module")
-def bundle(vit_fp32, tmp_path_factory) -> Path:
-    size = vit_fp32.inputs["images"][2]
+def written(folder: Path, report: OnnxReport, batches: tuple[int, int, int]) -> Path:
+    size = report.inputs["images"][2]
     content = Bundled(
-        *(vit_fp32.path, vit_fp32.path, [], None, vit_fp32.inputs, vit_fp32.outputs, (size, size), (1, 1, 4), 16),
+        *(report.path, report.path, [], None, report.inputs, report.outputs, (size, size), batches, 16),
         *((0.5,) * 3, (0.5,) * 3, None, "fp32", [], True),
     )
-    return write_bundle(tmp_path_factory.mktemp("bundle") / "bundle", content)
+    return write_bundle(folder, content)
+
+
+@pytest.fixture(scope="module")
+def bundle(vit_fp32, tmp_path_factory) -> Path:
+    return written(tmp_path_factory.mktemp("bundle") / "bundle", vit_fp32, (1, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("batches", "more", "says"),
+    [((8, 8, 8), [], "8 to 8"), ((2, 4, 6), [], "2 to 6"), ((1, 1, 4), ["--minShapes=images:3x3x48x48"], "3 to 3")],
+)
+def test_verify_takes_a_batch_that_the_engine_takes(batches, more, says, vit_fp32, jetson, tmp_path):
+    more = more + [word.replace("min", kind) for kind in ("opt", "max") for word in more]
+    folder = written(tmp_path / "bundle", vit_fp32, batches)
+    done = subprocess.run([folder / "verify.sh", *more], env=jetson, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    best = 3 if more else batches[1]
+    verified = json.loads(done.stdout)
+    assert verified["shape"] == [best, 3, 48, 48] and min(verified["least_cosine"].values()) > 0.99999
+    built = json.loads((folder / "preprocessing.json").read_text())["engine_batch"]
+    assert built == dict(zip(("min", "opt", "max"), batches, strict=True))
+    command = [sys.executable, folder / "infer_tensorrt.py", "--verify", "--batch", "1"]
+    done = subprocess.run(command, env=jetson, capture_output=True, text=True)
+    assert done.returncode == 1 and f"error: vit.engine takes {says} images at once, not 1: give --batch" in done.stderr
 
 
 def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bundle, jetson, tmp_path, capsys):
@@ -183,7 +224,8 @@ def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bu
 
 
 def test_verify_tells_an_engine_of_another_graph(bundle, jetson, tmp_path):
-    model = onnx.load(str(bundle / "vit.onnx"))
+    subprocess.run([bundle / "build_engine.sh"], env=jetson, check=True)
+    model = onnx.load(str(bundle / "vit.engine"))
     for tensor in model.graph.initializer:
         if len(tensor.dims) > 1:
             tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), tensor.name))
@@ -201,7 +243,7 @@ def test_the_runner_computes_the_features_of_image_files(bundle, jetson, tmp_pat
     files = [tmp_path / f"{i}.png" for i in range(3)]
     for file, image in zip(files, pixels, strict=True):
         Image.fromarray(image).save(file)
-    shutil.copy(bundle / "vit.onnx", bundle / "vit.engine")
+    subprocess.run([bundle / "build_engine.sh"], env=jetson, check=True)
     for name, more in (("infer_tensorrt", ["--batch", "2"]), ("infer_onnxruntime", [])):
         command = [sys.executable, bundle / f"{name}.py", *files, *more, "--out", tmp_path / f"{name}.npz"]
         done = subprocess.run(command, env=jetson, capture_output=True, text=True)
