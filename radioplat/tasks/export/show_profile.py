@@ -116,6 +116,8 @@ def show(measured: Profile) -> None:
     )
     terminal.show_table("layers by time", ["layer", "operation", "ms", "share", "types"], rows, note)
     terminal.say("time by group: " + ", ".join(f"{group} {share:.0%}" for group, share in measured.groups.items()))
+    if measured.advice:
+        terminal.say("what would help most, in the order of an estimate; shares are those of the layers named:")
     for i, line in enumerate(measured.advice, 1):
         terminal.say(f"{i}. {line}")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,8 +57,18 @@ def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndar
     for _ in range(calls):
         run(images)
     del times
-    listed = json.loads(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
-    # Names alone, if the engine was built without detailed profiling.
+    information = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    return layer_times(information, total, calls)
+
+
+def layer_times(information: str, total: Mapping[str, float], calls: int) -> list[LayerTime]:
+    """Return the mean time of each layer, in the order of ``total``.
+
+    Args:
+        information: of the engine, as JSON; with names alone, if it was built without detailed profiling.
+        total: milliseconds of all calls by name of the layer.
+    """
+    listed = json.loads(information)
     facts = {layer["Name"]: layer for layer in listed.get("Layers", []) if isinstance(layer, dict)}
     return [
         LayerTime(
@@ -70,10 +82,15 @@ def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndar
 
 
 def _format(tensors: list[dict[str, Any]] | None) -> str:
-    """Return our name of the data type of the first of an inspected layer's tensors: the first word of its format."""
-    text = str((tensors or [{}])[0].get("Format/Datatype", ""))
-    names = {row.log_name.lower(): row.name for row in DATA_TYPES.values() if row.log_name}
-    return next((name for word, name in names.items() if text.lower().startswith(word)), text)
+    """Return our name of the data type of the first of an inspected layer's tensors; its text if we have none.
+
+    Each version words it in its own way: ``Half``, ``Row major linear FP16 format``, ``Thirty-two wide channel vectorized
+    row major Int8 format``.
+    """
+    first = (tensors or [{}])[0]
+    text = str(first.get("Format/Datatype") or first.get("Datatype") or "")
+    names = {word.lower(): row.name for row in DATA_TYPES.values() for word in (row.name, row.log_name) if word}
+    return next((names[word] for word in re.findall(r"\w+", text.lower()) if word in names), text)
 
 
 def _open(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[ModuleType, Any, Any]:
