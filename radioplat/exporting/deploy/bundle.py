@@ -25,13 +25,17 @@ _VERIFY = """#!/usr/bin/env bash
 # Build an engine on this machine, also for Triton (triton/), compare its features with those of the ONNX file, and
 # measure its latency.
 # The last line on stdout is one JSON object. Further arguments go to trtexec; the engine that it builds is asked for
-# its batch size.
+# its batch size, and runs on the core of --useDLACore=N.
 set -euo pipefail
 cd "$(dirname "$0")"
 ./build_engine.sh "$@" >&2
 mkdir -p triton/{name}/1
 cp {name}.engine triton/{name}/1/model.plan
-exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify
+core=()
+for word in "$@"; do
+  case "$word" in --useDLACore=*) core=(--dla-core "${{word#--useDLACore=}}") ;; esac
+done
+exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify ${{core[@]+"${{core[@]}}"}}
 """
 
 

@@ -1,7 +1,7 @@
 """Compute features of images by a TensorRT engine of this folder, or verify and time it.
 
-python3 infer_tensorrt.py IMAGE... [--engine FILE] [--out features.npz]
-python3 infer_tensorrt.py --verify [--engine FILE]
+python3 infer_tensorrt.py IMAGE... [--engine FILE] [--batch N] [--dla-core N] [--out features.npz]
+python3 infer_tensorrt.py --verify [--engine FILE] [--batch N] [--dla-core N]
 
 Needs numpy, Pillow, the Python bindings of TensorRT 8.5 or newer (JetPack has them as python3-libnvinfer) and the CUDA
 runtime; no PyTorch, no PyCUDA. --verify runs the images of sample.npz, compares the features with those of onnxruntime
@@ -80,14 +80,21 @@ class Engine:
         outputs: names.
     """
 
-    def __init__(self, path: Path, batch: int | None = None) -> None:
-        """Args: ``batch``: images of a call; None: the number that the engine was optimized for."""
+    def __init__(self, path: Path, batch: int | None = None, dla_core: int | None = None) -> None:
+        """Open the engine.
+
+        Args:
+            batch: images of a call; None: the number that the engine was optimized for.
+            dla_core: for an engine that was built for a DLA: the core that it runs on; None: the default of TensorRT.
+        """
         import tensorrt
 
         self.version = tensorrt.__version__
         self._cuda = Cuda()
         logger = tensorrt.Logger(tensorrt.Logger.ERROR)
         self._runtime = tensorrt.Runtime(logger)
+        if dla_core is not None:
+            self._runtime.DLA_core = dla_core
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             raise SystemExit(f"error: {path} is for another GPU or TensorRT: run ./build_engine.sh here")
@@ -184,13 +191,14 @@ def main() -> int:
     parser.add_argument("images", nargs="*", metavar="IMAGE")
     parser.add_argument("--engine", type=Path, default=HERE / about["engine"], help="default: %(default)s")
     parser.add_argument("--batch", type=int, help="images of a call; default: what the engine was optimized for")
+    parser.add_argument("--dla-core", type=int, help="the DLA core to run on, for an engine that was built for one")
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--out", default="features.npz", help="default: %(default)s")
     args = parser.parse_args()
     if not args.engine.is_file():
         print(f"error: there is no engine {args.engine}: run ./build_engine.sh first", file=sys.stderr)
         return 1
-    engine = Engine(args.engine, args.batch)
+    engine = Engine(args.engine, args.batch, args.dla_core)
     if args.verify:
         print(json.dumps(verify(engine, args.engine)))
         return 0

@@ -60,9 +60,12 @@ class Logger:
 class Runtime:
     def __init__(self, logger):
         assert isinstance(logger, Logger)
+        self.DLA_core = -1
 
     def deserialize_cuda_engine(self, data):
-        return Engine(data) if data else None
+        engine = Engine(data) if data else None
+        # The substitute of trtexec notes the core; TensorRT itself takes the runtime's.
+        return engine if engine is None or engine.core in (-1, self.DLA_core) else None
 
 
 class Engine:
@@ -72,7 +75,8 @@ class Engine:
         self.shapes = {v.name: [s if isinstance(s, int) else -1 for s in v.shape] for v in (*inputs, *outputs)}
         self.modes = {v.name: TensorIOMode.INPUT for v in inputs} | {v.name: TensorIOMode.OUTPUT for v in outputs}
         self.num_io_tensors = len(self.shapes)
-        self.profile = json.loads(self.session.get_modelmeta().custom_metadata_map.get("profile", "null"))
+        noted = self.session.get_modelmeta().custom_metadata_map
+        self.profile, self.core = json.loads(noted.get("profile", "null")), int(noted.get("core", -1))
 
     def get_tensor_name(self, i):
         return list(self.shapes)[i]
@@ -148,6 +152,8 @@ if min(sides) < 0:
     given = [options[f"{name}Shapes"].partition(":")[2] for name in ("min", "opt", "max")]
     profile = [[int(side) for side in text.split("x")] for text in given]
     model.metadata_props.add(key="profile", value=json.dumps(profile))
+if "useDLACore" in options:
+    model.metadata_props.add(key="core", value=options["useDLACore"])
 onnx.save(model, options["saveEngine"])
 """
 
@@ -221,6 +227,17 @@ def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bu
     lines = " ".join(capsys.readouterr().out.split())
     assert f"vit.engine (tensorrt 10.3.0) on {verified['machine']}: 1 images in" in lines
     assert lines.count("least cosine with the ONNX file") == len(outputs)
+
+
+def test_verify_runs_on_the_dla_core_that_it_builds_for(bundle, jetson, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    more = ["--useDLACore=1", "--allowGPUFallback"]
+    done = subprocess.run([folder / "verify.sh", *more], env=jetson, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert min(json.loads(done.stdout)["least_cosine"].values()) > 0.99999
+    for core, status in (("0", 1), ("1", 0)):
+        command = [sys.executable, folder / "infer_tensorrt.py", "--verify", "--dla-core", core]
+        assert subprocess.run(command, env=jetson, capture_output=True).returncode == status
 
 
 def test_verify_tells_an_engine_of_another_graph(bundle, jetson, tmp_path):

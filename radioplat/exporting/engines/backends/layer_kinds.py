@@ -1,7 +1,7 @@
 """Groups of operations that layers of engines belong to, by the library's name of the operation.
 
-Names of TensorRT are those in its layer information: of TensorRT 8 and 10 in NVIDIA/TensorRT issues 2418, 4020 and 4397,
-and of TensorRT for RTX 1.7 in the log of a build.
+Names of TensorRT are those in its layer information: of TensorRT 8 and 10 in the issues 2418, 3583, 4020 and 4397 of
+NVIDIA/TensorRT, and of TensorRT for RTX 1.7 in the log of a build.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def layer_times(information: str, total: Mapping[str, float], calls: int) -> lis
 def _format(tensors: list[dict[str, Any]] | None) -> str:
     """Return our name of the data type of the first of an inspected layer's tensors; its text if we have none.
 
-    Each version words it in its own way: ``Half``, ``Row major linear FP16 format``, ``Thirty-two wide channel vectorized
-    row major Int8 format``.
+    Versions word it differently: ``Half``, ``Row major linear FP16 format``, ``Thirty-two wide channel vectorized row
+    major Int8 format``.
     """
     first = (tensors or [{}])[0]
     text = str(first.get("Format/Datatype") or first.get("Datatype") or "")
@@ -105,14 +105,21 @@ def _open(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[ModuleType, 
         torch.cuda.set_device(gpu_id)
         check_gpu(record, torch.cuda.get_device_capability(gpu_id), str(path))
     log = EngineLog()
-    runtime = trt.Runtime(make_logger(trt, log))
-    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    runtime, engine = deserialize(trt, make_logger(trt, log), path, record)
     if engine is None:
         raise cannot_load(record, trt.__version__, log.errors, cuda_driver(), str(path))
     if not torch.cuda.is_available():
         hint = "Install torch built for CUDA."
         raise EngineError("torch finds no GPU, and it copies images and features", where=str(path), hint=hint)
     return trt, runtime, engine
+
+
+def deserialize(trt: ModuleType, logger: Any, path: Path, record: dict[str, Any]) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the runtime and the engine, for the DLA core that it was built for; None for an engine that is refused."""
+    runtime = trt.Runtime(logger)
+    if (core := (record.get("config") or {}).get("dla_core")) is not None:
+        runtime.DLA_core = core  # an engine knows that it needs a core, and not which
+    return runtime, runtime.deserialize_cuda_engine(path.read_bytes())
 
 
 def _context(engine: Any, path: Path) -> Any:  # noqa: ANN401
