@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from radioplat.spec.schema.engine import EngineBackend
 
 
 def compare_latency(
-    engines: Mapping[str, Path], not_measured: Mapping[str, str], seconds: float, gpu_id: int = 0
+    engines: Mapping[str, Path],
+    not_measured: Mapping[str, str],
+    seconds: float,
+    gpu_id: int = 0,
+    sizes: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Measure engines of one network on this machine, in turn.
 
@@ -24,11 +28,12 @@ def compare_latency(
         engines: by data type; the first is the one whose record this is for.
         not_measured: data types without an engine, and the reason.
         seconds: of measuring, for each engine and batch size.
+        sizes: of batches; none: the smallest, the best and the largest.
 
     Returns:
         ``device``, ``cpu``, ``threads`` and ``method``; ``batches``: by batch size and data type the
         :class:`~radioplat.exporting.latency.Latency`; ``speed_up``: by batch size and other data type, its p50
-        over the engine's; ``fastest``: data type by batch size; ``not_measured``.
+        over the engine's; ``fastest``: data type by batch size; ``not_measured``; ``warnings``: none yet.
     """
     import torch
 
@@ -36,7 +41,7 @@ def compare_latency(
     own, first = next(iter(runners.items()))
     batches: dict[str, dict[str, Latency]] = {}
     method = ""
-    for size in sorted({*first.record["batch"]}):
+    for size in sizes or sorted({*first.record["batch"]}):
         timers = {}
         for name, runner in runners.items():
             timers[name], method = timer(runner, size)
@@ -55,6 +60,7 @@ def compare_latency(
         },
         "fastest": {size: min(row, key=lambda name: row[name].p50) for size, row in batches.items()},
         "not_measured": dict(not_measured),
+        "warnings": [],
     }
 
 

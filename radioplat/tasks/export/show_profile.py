@@ -13,7 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.common import terminal
 from radioplat.errors import EngineError, SpecError
+from radioplat.exporting.engine_latency import latency_here
+from radioplat.exporting.engines.engine_record import mark_latency
 from radioplat.exporting.engines.profile import Profile, group_of, profile
+from radioplat.tasks.export.show import latency_lines
 
 SLOWEST = 20  # layers in the table
 
@@ -38,6 +41,8 @@ class ProfileOptions:
 def profile_and_show(file: str, overrides: Sequence[str]) -> None:
     """Profile the engine ``file``, print the result, and write it to ``out``; or print what ``verify.sh`` found.
 
+    If the record has no latency of this machine, it gets one.
+
     Raises:
         SpecError: an option is unknown.
         EngineError: the engine cannot be run here.
@@ -45,6 +50,12 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
     options = _options(overrides)
     if file.endswith(".json"):
         return show_verified(Path(file))
+    latency, new = latency_here(Path(file), gpu_id=options.gpu_id)
+    if new:
+        try:
+            mark_latency(file, latency)
+        except EngineError as error:
+            terminal.say(f"note: the latency cannot be written to the record: {error}")
     measured = profile(file, options.batch_size, options.seconds, options.gpu_id)
     if options.out:
         layers = [asdict(layer) | {"group": group_of(layer)} for layer in measured.layers]
@@ -62,6 +73,8 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
         except OSError as error:
             raise EngineError(f"cannot write here: {error.strerror}", where=options.out) from error
     show(measured)
+    for label, text in latency_lines(latency).items():
+        terminal.say(f"{label}: {text}")
 
 
 def show_verified(path: Path) -> None:
