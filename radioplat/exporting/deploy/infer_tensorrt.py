@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-WARM_UP, CALLS = 50, 200
+CALLS = 200
+# Calls of one window of the warm-up, which ends when two medians in a row differ by at most STEADY.
+WINDOW, STEADY, WARM_UP_SECONDS = 10, 0.03, 3.0
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 
 
@@ -152,13 +154,8 @@ def verify(engine: Engine, path: Path) -> dict[str, Any]:
     sample = np.load(HERE / "sample.npz")
     features = in_batches(engine, sample["images"].astype(np.float32) / 255)
     cosines = {name: cosine(value, sample[name]) for name, value in features.items() if name in sample}
-    for _ in range(WARM_UP):
-        engine.run()
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        engine.run()
-        times.append(1000 * (time.perf_counter() - start))
+    warm_up, steady = until_steady(engine)
+    times = [milliseconds(engine) for _ in range(CALLS)]
     p50, p90, p99 = (round(float(value), 4) for value in np.percentile(times, (50, 90, 99)))
     return {
         "verified": path.name,
@@ -166,10 +163,30 @@ def verify(engine: Engine, path: Path) -> dict[str, Any]:
         "version": engine.version,
         "machine": machine(),
         "shape": engine.shape,
-        "latency_ms": {"p50": p50, "p90": p90, "p99": p99, "calls": CALLS},
+        "latency_ms": {"p50": p50, "p90": p90, "p99": p99, "calls": CALLS, "warm_up": warm_up, "steady": steady},
         "least_cosine": {name: round(value, 5) for name, value in cosines.items()},
         "python": platform.python_version(),
     }
+
+
+def until_steady(engine: Engine) -> tuple[int, bool]:
+    """Call until two windows are alike; return the number of calls, and whether they are."""
+    until, count, before = time.monotonic() + WARM_UP_SECONDS, 0, 0.0
+    while True:
+        now = float(np.median([milliseconds(engine) for _ in range(WINDOW)]))
+        count += WINDOW
+        if abs(now - before) <= STEADY * now:
+            return count, True
+        if time.monotonic() > until:
+            return count, False
+        before = now
+
+
+def milliseconds(engine: Engine) -> float:
+    """Return the time of a call."""
+    start = time.perf_counter()
+    engine.run()
+    return 1000 * (time.perf_counter() - start)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

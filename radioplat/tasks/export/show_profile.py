@@ -19,6 +19,7 @@ from radioplat.exporting.engines.profile import Profile, group_of, profile
 from radioplat.tasks.export.show import latency_lines
 
 SLOWEST = 20  # layers in the table
+UNSTEADY = "note: the times were not steady after the warm-up; something else may have used the machine"
 
 
 @dataclass
@@ -97,6 +98,8 @@ def show_verified(path: Path) -> None:
             f"this is not the result of a bundle's verify.sh ({error})", where=str(path), hint=hint
         ) from None
     terminal.say(line)
+    if not times.get("steady", True):
+        terminal.say(UNSTEADY)
     for name, value in cosines.items():
         terminal.say(f"{name}: least cosine with the ONNX file {value:.5f}")
 
@@ -111,7 +114,7 @@ def show(measured: Profile) -> None:
         f"in {times.p50:.3g} ms (p90 {times.p90:.3g}, p99 {times.p99:.3g}; {times.calls} calls)"
     )
     if not times.steady:
-        terminal.say("note: the times were not steady after the warm-up; something else may use this machine")
+        terminal.say(UNSTEADY)
     total = sum(layer.milliseconds for layer in measured.layers) or 1.0
     rows = [
         [

@@ -28,7 +28,7 @@ VERIFIED = {
     "version": "10.3.0",
     "machine": "NVIDIA Jetson AGX Orin Developer Kit",
     "shape": [1, 3, 224, 224],
-    "latency_ms": {"p50": 1.25, "p90": 1.5, "p99": 2.0, "calls": 200},
+    "latency_ms": {"p50": 1.25, "p90": 1.5, "p99": 2.0, "calls": 200, "warm_up": 30, "steady": False},
     "least_cosine": {"summary": 0.9991},
 }
 
@@ -218,6 +218,7 @@ def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bu
     assert (verified["verified"], verified["version"], verified["shape"]) == ("vit.engine", "10.3.0", [1, 3, 48, 48])
     times = verified["latency_ms"]
     assert 0 < times["p50"] <= times["p90"] <= times["p99"] and times["calls"] == infer_tensorrt.CALLS
+    assert times["warm_up"] >= 2 * infer_tensorrt.WINDOW and times["steady"] in (True, False)
     outputs = set(np.load(bundle / SAMPLE).files) - {"images"}
     assert verified["least_cosine"].keys() == outputs and min(verified["least_cosine"].values()) > 0.99999
     assert (bundle / "triton/vit/1/model.plan").read_bytes() == (bundle / "vit.engine").read_bytes()
@@ -295,6 +296,16 @@ def test_every_name_of_tensorrt_s_that_it_uses_is_in_the_bindings():
     assert {"tensorrt.Runtime", "self._context.execute_async_v3", "self._engine.get_tensor_mode"} <= checked
 
 
+def test_the_warm_up_lasts_until_two_medians_agree(monkeypatch):
+    times = iter([8.0] * 10 + [4.0] * 10 + [2.0] * 10 + [2.05] * 10)
+    monkeypatch.setattr(infer_tensorrt, "milliseconds", lambda engine: next(times))
+    assert infer_tensorrt.until_steady(None) == (40, True)
+    growing = iter(range(1, 10**6))
+    monkeypatch.setattr(infer_tensorrt, "milliseconds", lambda engine: float(next(growing) ** 2))
+    monkeypatch.setattr(infer_tensorrt, "WARM_UP_SECONDS", 0.0)
+    assert infer_tensorrt.until_steady(None)[1] is False
+
+
 def test_the_sample_has_the_features_that_onnxruntime_computes(vit_fp32, bundle):
     folder, size = bundle, vit_fp32.inputs["images"][2]
     assert json.loads((folder / "preprocessing.json").read_text())["engine"] == "vit.engine"
@@ -316,5 +327,6 @@ def test_what_verify_printed_is_read_back(tmp_path, capsys):
     assert main(["profile", str(path)]) == 0
     lines = " ".join(capsys.readouterr().out.split())
     assert "on NVIDIA Jetson AGX Orin Developer Kit: 1 images in 1.25 ms" in lines and "0.99910" in lines
+    assert "not steady after the warm-up" in lines
     path.write_text("{}")
     assert main(["profile", str(path)]) == 1 and "verify.sh" in capsys.readouterr().err
