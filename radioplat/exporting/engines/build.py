@@ -18,7 +18,13 @@ import radioplat
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.calibration import is_calibrated
 from radioplat.exporting.engines.backends.openvino import load_openvino
-from radioplat.exporting.engines.comparison import causes_of_slowness, compare_latency, warnings_of
+from radioplat.exporting.engines.comparison import (
+    beside_openvino,
+    causes_of_slowness,
+    compare_latency,
+    is_slower,
+    warnings_of,
+)
 from radioplat.exporting.engines.coverage import Coverage, coverage
 from radioplat.exporting.engines.engine_record import backend_of, mark_latency, state_of, write_engine
 from radioplat.exporting.engines.engine_runner import load_engine
@@ -165,13 +171,22 @@ def compare_with_twins(
     request = BuildRequest(dataclasses.replace(config, data_type=data_type), height, width, None, gpu_id)
     twins, missing = _write_twins(source, backend, record["backend_reason"], request, scratch)
     latency = compare_latency({data_type: engine, **twins}, missing, seconds, gpu_id, sizes)
-    if data_type in ACTIVATIONS:
-        convolutions = sum(
-            node.op_type == "Conv" for node in onnx.load(str(source), load_external_data=False).graph.node
-        )
-        causes = causes_of_slowness(backend, _known(Coverage, record["coverage"]), convolutions, latency)
+    if data_type in ACTIVATIONS and is_slower(latency, data_type):
+        said = _in_openvino(source, engine, request, seconds, scratch) if backend is EngineBackend.onnxruntime else ""
+        causes = causes_of_slowness(backend, _known(Coverage, record["coverage"]), latency, said)
         latency["warnings"] = warnings_of(latency, data_type, causes)
     return latency
+
+
+def _in_openvino(source: Path, engine: Path, request: BuildRequest, seconds: float, scratch: Path) -> str:
+    """Return a sentence about ``source`` in OpenVINO beside ``engine``, of onnxruntime: measured, or why not."""
+    other = scratch / "openvino.engine"
+    try:
+        load_openvino()
+        _write(read_onnx(source), other, EngineBackend.openvino, "for comparison", request, scratch)
+        return beside_openvino(engine, other, request.config.min_batch_size, seconds)
+    except EngineError as error:
+        return f"OpenVINO (gen_trt_engine.backend=openvino) may be faster; not measured: {error.problems[0].message}"
 
 
 def _known(kind: type[T], values: dict[str, Any]) -> T:
