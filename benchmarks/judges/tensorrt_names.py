@@ -3,10 +3,12 @@
 ``python -m benchmarks.judges.tensorrt_names [WHEEL]``: without ``WHEEL`` pip downloads ``tensorrt_cu13_bindings`` from
 the registry. Imports nothing of radioplat: it parses the sources of the backends ``tensorrt`` and ``tensorrt_rtx`` and
 of the runner of bundles, collects the attributes of objects that come from TensorRT, and looks for each in the strings
-of the compiled bindings. Names behind ``getattr`` or ``hasattr`` are optional; those of ``OLDER`` are called with
-TensorRT 8 to 10 alone, which the code asks for by version.
+of the compiled bindings: as a string of its own, or as the end of another string and named in the documentation that
+the bindings contain, since the linker keeps a string inside one that ends with it. Names behind ``getattr`` or
+``hasattr`` are optional; those of ``OLDER`` are called with TensorRT 8 to 10 alone, which the code asks for by version.
 
-The last line on stdout is one JSON object: ``version``, ``names`` (how many were looked for), ``missing``, ``older``.
+The last line on stdout is one JSON object: ``version``, ``names`` (all that were looked for), ``missing``, ``older``,
+``ends`` (names that are the end of another string and in no documentation: they may be there or not).
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ SOURCES = (
 # Variables and attributes that hold the module or an object of TensorRT's.
 OBJECTS = {
     *("trt", "tensorrt", "builder", "network", "parser", "config", "profile", "engine", "context", "runtime"),
-    *("_engine", "_context", "_runtime"),
+    *("_engine", "_context", "_runtime", "layer", "tensor", "parser_error"),
 }
 NOT_THEIRS = {"request"}  # request.config is a section of the spec
 # Attributes of argparse, of paths, of sections of the spec and of our classes, in variables of the same names.
 OURS = {"add_argument", "parse_args", "is_file", "partition", "run"}
 OURS |= {"cal_batch_size", "cal_batches", "cal_cache_file", "cal_image_dir", "cal_json_file"}
-OLDER = {"IInt8EntropyCalibrator2", "int8_calibrator", "set_calibration_profile"}
+OURS |= {"batch", "block", "cpu", "data_ptr", "error", "items", "module", "numpy", "outputs", "shape", "version"}
+OLDER = {"IInt8EntropyCalibrator2", "int8_calibrator", "set_calibration_profile", "dynamic_range"}
 
 
 def main() -> None:
@@ -54,13 +57,22 @@ def main() -> None:
             library = next(name for name in archive.namelist() if name.endswith(".so"))
             strings = archive.read(library)
     names = sorted(set().union(*map(names_of, SOURCES)) - OURS)
-    # The linker keeps a string that another one ends with inside that one, so only the end is looked for.
-    missing = [name for name in names if name.encode() + b"\0" not in strings]
-    older = [name for name in missing if name in OLDER]
-    missing = [name for name in missing if name not in OLDER]
+    unknown = [name for name in names if not is_in(strings, name)]
+    ends = [name for name in unknown if name.encode() + b"\0" in strings]
+    older = [name for name in unknown if name in OLDER and name not in ends]
+    missing = [name for name in unknown if name not in (*ends, *older)]
     version = wheel.name.split("-")[1]
-    print(json.dumps({"version": version, "names": len(names), "missing": missing, "older": older}))
+    print(json.dumps({"version": version, "names": names, "missing": missing, "older": older, "ends": ends}))
     sys.exit(bool(missing))
+
+
+def is_in(strings: bytes, name: str) -> bool:
+    """Return whether the bindings have a name: as a string of its own, or as an end that their documentation names."""
+    word = name.encode()
+    if b"\0" + word + b"\0" in strings:
+        return True
+    named = re.search(rb"(?::ivar |`|\.)" + re.escape(word) + rb"\b", strings)
+    return named is not None and word + b"\0" in strings
 
 
 def downloaded(folder: Path) -> Path:

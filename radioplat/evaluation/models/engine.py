@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from radioplat.errors import EngineError, Problem
 from radioplat.evaluation.models.file_interface import FileInterface
-from radioplat.exporting.engines.engine_record import mark_evaluated, read_record, state_of
+from radioplat.exporting.engine_latency import is_of_this_machine, latency_here
+from radioplat.exporting.engines.engine_record import mark_evaluated, mark_latency, read_record, state_of
 from radioplat.exporting.engines.engine_runner import EngineRunner, load_engine
 from radioplat.models.features import Features
 
@@ -27,7 +29,8 @@ class EngineModel:
         kind: ``engine tensorrt_rtx int8``.
         bytes: on disk, without the record.
         kernels: number of convolution and GEMM kernels by data type; empty if the builder does not list them.
-        milliseconds: median latency of its smallest batch, from its record; None if it was not measured.
+        milliseconds: median latency of its smallest batch on this machine, from its record or by :meth:`measure`; None
+            if it was not measured here.
         warning: that its INT8 products overflow on this machine's CPU; empty if they do not.
         reason: why it cannot run on this machine; empty if it can.
         interface: names and shapes of its inputs and outputs.
@@ -51,9 +54,6 @@ class EngineModel:
         self.kind = f"engine {record['library']} {record['data_type']}"
         self.bytes, self._record = path.stat().st_size, record
         self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
-        batches = (record.get("latency") or {}).get("batches") or {}
-        smallest = batches.get(str(record["batch"][0]), {}).get(record["data_type"], {})
-        self.milliseconds: float | None = smallest.get("p50")
         self.warning = _overflows(path) if record["library"] == "onnxruntime" and "int8" in self.kernels else ""
         self.reason = ""
         self._runner: EngineRunner | None = None
@@ -61,6 +61,10 @@ class EngineModel:
             self._runner = load_engine(path)
         except EngineError as error:  # it is for another GPU, or there is no driver
             self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
+        self._latency: dict[str, Any] | None = None  # measured here, not in the record yet
+        self.milliseconds: float | None = None
+        if self._runner is not None and is_of_this_machine(record.get("latency"), self._runner.device):
+            self.milliseconds = self._median(record["latency"])
 
     def state(self, evaluated: bool) -> str:
         """Return a description of where the engine was executed and evaluated: here, or as its record lists."""
@@ -83,13 +87,30 @@ class EngineModel:
             raise _named(error, self._where) from error
         return self.interface.features(outputs, self._device)
 
+    def measure(self) -> None:
+        """Measure the latency, if the record has none of this machine.
+
+        Raises:
+            EngineError: the engine fails.
+        """
+        assert self._runner is not None
+        if self.milliseconds is None:
+            self._latency, _ = latency_here(self.path, self._runner)
+            self.milliseconds = self._median(self._latency)
+
+    def _median(self, latency: Mapping[str, Any]) -> float:
+        return float(latency["batches"][str(self._record["batch"][0])][self._record["data_type"]]["p50"])
+
     def remember(self, figures: Mapping[str, float]) -> None:
-        """Write the figures of an evaluation into its record.
+        """Write the figures of an evaluation, and the latency if it was measured here, into its record.
 
         Raises:
             EngineError: the record cannot be written.
         """
         assert self._runner is not None
+        self.measure()
+        if self._latency is not None:
+            mark_latency(self.path, self._latency)
         mark_evaluated(self.path, figures, device=self._runner.device)
 
 

@@ -24,13 +24,18 @@ SAMPLED = 2  # images in the sample
 _VERIFY = """#!/usr/bin/env bash
 # Build an engine on this machine, also for Triton (triton/), compare its features with those of the ONNX file, and
 # measure its latency.
-# The last line on stdout is one JSON object. Further arguments go to trtexec.
+# The last line on stdout is one JSON object. Further arguments go to trtexec; the engine that it builds is asked for
+# its batch size, and runs on the core of --useDLACore=N.
 set -euo pipefail
 cd "$(dirname "$0")"
 ./build_engine.sh "$@" >&2
 mkdir -p triton/{name}/1
 cp {name}.engine triton/{name}/1/model.plan
-exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify
+core=()
+for word in "$@"; do
+  case "$word" in --useDLACore=*) core=(--dla-core "${{word#--useDLACore=}}") ;; esac
+done
+exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify ${{core[@]+"${{core[@]}}"}}
 """
 
 
@@ -96,7 +101,7 @@ def write_bundle(folder: Path, content: Bundled) -> Path:
                     shutil.copyfile(file, aside)
         _write(folder / PREPROCESSING, json.dumps(_preprocessing(content), indent=1))
         (folder / TRITON / name).mkdir(parents=True, exist_ok=True)
-        text = triton.config(name, content.inputs, content.outputs, content.size, content.batches[2])
+        text = triton.config(name, content.inputs, content.outputs, content.size, content.batches)
         _write(folder / TRITON / name / "config.pbtxt", text)
         for module in SCRIPTS:
             source = Path(str(module.__file__))
@@ -141,9 +146,14 @@ def _shapes(content: Bundled) -> dict[str, list[list[int]]]:
     (name, shape), *_ = content.inputs.items()
     if all(isinstance(side, int) for side in shape):
         return {}
+    return {name: [[size, 3, *content.size] for size in _batches(content)]}
+
+
+def _batches(content: Bundled) -> tuple[int, int, int]:
+    """Return the smallest, optimal and largest batch size of the engine that ``build_engine.sh`` builds."""
+    (shape, *_) = content.inputs.values()
     batch = shape[0]
-    batches = (batch,) * 3 if isinstance(batch, int) else content.batches
-    return {name: [[size, 3, *content.size] for size in batches]}
+    return (batch,) * 3 if isinstance(batch, int) else content.batches
 
 
 def _preprocessing(content: Bundled) -> dict:
@@ -153,6 +163,7 @@ def _preprocessing(content: Bundled) -> dict:
     return {
         "onnx": content.onnx_file.name,
         "engine": f"{content.engine_file.stem}.engine",
+        "engine_batch": dict(zip(("min", "opt", "max"), _batches(content), strict=True)),
         "input": {
             "name": name,
             "shape": list(shape),

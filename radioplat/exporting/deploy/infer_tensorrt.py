@@ -1,7 +1,7 @@
 """Compute features of images by a TensorRT engine of this folder, or verify and time it.
 
-python3 infer_tensorrt.py IMAGE... [--engine FILE] [--out features.npz]
-python3 infer_tensorrt.py --verify [--engine FILE]
+python3 infer_tensorrt.py IMAGE... [--engine FILE] [--batch N] [--dla-core N] [--out features.npz]
+python3 infer_tensorrt.py --verify [--engine FILE] [--batch N] [--dla-core N]
 
 Needs numpy, Pillow, the Python bindings of TensorRT 8.5 or newer (JetPack has them as python3-libnvinfer) and the CUDA
 runtime; no PyTorch, no PyCUDA. --verify runs the images of sample.npz, compares the features with those of onnxruntime
@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-WARM_UP, CALLS = 50, 200
+CALLS = 200
+# Calls of one window of the warm-up, which ends when two medians in a row differ by at most STEADY.
+WINDOW, STEADY, WARM_UP_SECONDS = 10, 0.03, 3.0
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 
 
@@ -76,16 +78,25 @@ class Engine:
 
     Attributes:
         batch: images of a call.
+        shape: of the images of a call.
         outputs: names.
     """
 
-    def __init__(self, path: Path, batch: int) -> None:
+    def __init__(self, path: Path, batch: int | None = None, dla_core: int | None = None) -> None:
+        """Open the engine.
+
+        Args:
+            batch: images of a call; None: the number that the engine was optimized for.
+            dla_core: for an engine that was built for a DLA: the core that it runs on; None: the default of TensorRT.
+        """
         import tensorrt
 
         self.version = tensorrt.__version__
         self._cuda = Cuda()
         logger = tensorrt.Logger(tensorrt.Logger.ERROR)
         self._runtime = tensorrt.Runtime(logger)
+        if dla_core is not None:
+            self._runtime.DLA_core = dla_core
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             raise SystemExit(f"error: {path} is for another GPU or TensorRT: run ./build_engine.sh here")
@@ -94,10 +105,16 @@ class Engine:
         inputs = [n for n in names if self._engine.get_tensor_mode(n) == tensorrt.TensorIOMode.INPUT]
         self.outputs = [name for name in names if name not in inputs]
         (self._images,) = inputs
-        shape = list(self._engine.get_tensor_shape(self._images))
-        self.batch = shape[0] if shape[0] > 0 else batch
-        self.shape = [self.batch, *shape[1:]]
-        self._context.set_input_shape(self._images, self.shape)
+        fixed = list(self._engine.get_tensor_shape(self._images))
+        smallest, best, largest = [fixed] * 3
+        if min(fixed) < 0:
+            smallest, best, largest = (list(shape) for shape in self._engine.get_tensor_profile_shape(self._images, 0))
+        self.shape = [batch or best[0], *best[1:]]
+        self.batch = self.shape[0]
+        if not self._context.set_input_shape(self._images, tuple(self.shape)):
+            raise SystemExit(
+                f"error: {path.name} takes {smallest[0]} to {largest[0]} images at once, not {self.batch}: give --batch"
+            )
         self._stream = self._cuda.stream()
         self._arrays = {name: np.empty(tuple(self._context.get_tensor_shape(name)), np.float32) for name in names}
         self._memory = {name: self._cuda.allocate(array.nbytes) for name, array in self._arrays.items()}
@@ -137,13 +154,8 @@ def verify(engine: Engine, path: Path) -> dict[str, Any]:
     sample = np.load(HERE / "sample.npz")
     features = in_batches(engine, sample["images"].astype(np.float32) / 255)
     cosines = {name: cosine(value, sample[name]) for name, value in features.items() if name in sample}
-    for _ in range(WARM_UP):
-        engine.run()
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        engine.run()
-        times.append(1000 * (time.perf_counter() - start))
+    warm_up, steady = until_steady(engine)
+    times = [milliseconds(engine) for _ in range(CALLS)]
     p50, p90, p99 = (round(float(value), 4) for value in np.percentile(times, (50, 90, 99)))
     return {
         "verified": path.name,
@@ -151,10 +163,30 @@ def verify(engine: Engine, path: Path) -> dict[str, Any]:
         "version": engine.version,
         "machine": machine(),
         "shape": engine.shape,
-        "latency_ms": {"p50": p50, "p90": p90, "p99": p99, "calls": CALLS},
+        "latency_ms": {"p50": p50, "p90": p90, "p99": p99, "calls": CALLS, "warm_up": warm_up, "steady": steady},
         "least_cosine": {name: round(value, 5) for name, value in cosines.items()},
         "python": platform.python_version(),
     }
+
+
+def until_steady(engine: Engine) -> tuple[int, bool]:
+    """Call until two windows are alike; return the number of calls, and whether they are."""
+    until, count, before = time.monotonic() + WARM_UP_SECONDS, 0, 0.0
+    while True:
+        now = float(np.median([milliseconds(engine) for _ in range(WINDOW)]))
+        count += WINDOW
+        if abs(now - before) <= STEADY * now:
+            return count, True
+        if time.monotonic() > until:
+            return count, False
+        before = now
+
+
+def milliseconds(engine: Engine) -> float:
+    """Return the time of a call."""
+    start = time.perf_counter()
+    engine.run()
+    return 1000 * (time.perf_counter() - start)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -175,14 +207,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", nargs="*", metavar="IMAGE")
     parser.add_argument("--engine", type=Path, default=HERE / about["engine"], help="default: %(default)s")
-    parser.add_argument("--batch", type=int, default=1, help="images of a call, if the engine takes several")
+    parser.add_argument("--batch", type=int, help="images of a call; default: what the engine was optimized for")
+    parser.add_argument("--dla-core", type=int, help="the DLA core to run on, for an engine that was built for one")
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--out", default="features.npz", help="default: %(default)s")
     args = parser.parse_args()
     if not args.engine.is_file():
         print(f"error: there is no engine {args.engine}: run ./build_engine.sh first", file=sys.stderr)
         return 1
-    engine = Engine(args.engine, args.batch)
+    engine = Engine(args.engine, args.batch, args.dla_core)
     if args.verify:
         print(json.dumps(verify(engine, args.engine)))
         return 0

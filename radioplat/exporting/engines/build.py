@@ -7,9 +7,10 @@ import importlib
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import onnx
 
@@ -17,7 +18,13 @@ import radioplat
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.calibration import is_calibrated
 from radioplat.exporting.engines.backends.openvino import load_openvino
-from radioplat.exporting.engines.comparison import causes_of_slowness, compare_latency, warnings_of
+from radioplat.exporting.engines.comparison import (
+    beside_openvino,
+    causes_of_slowness,
+    compare_latency,
+    is_slower,
+    warnings_of,
+)
 from radioplat.exporting.engines.coverage import Coverage, coverage
 from radioplat.exporting.engines.engine_record import backend_of, mark_latency, state_of, write_engine
 from radioplat.exporting.engines.engine_runner import load_engine
@@ -38,6 +45,8 @@ _BACKENDS = {
     EngineBackend.onnxruntime: "radioplat.exporting.engines.backends.onnxruntime",
     EngineBackend.openvino: "radioplat.exporting.engines.backends.openvino",
 }
+
+T = TypeVar("T")
 
 # Their INT8 kernels take and give fp32.
 _FOR_CPUS = (EngineBackend.onnxruntime, EngineBackend.openvino)
@@ -124,22 +133,66 @@ def build_engine(
     """
     onnx_path, engine_path = Path(onnx_path), Path(engine_path)
     inputs = open_inputs(onnx_path, engine_path, config, backend)
-    file, data_type, chosen, reason = inputs.file, inputs.data_type, inputs.backend, inputs.reason
+    file, chosen, reason = inputs.file, inputs.backend, inputs.reason
     request = BuildRequest(config, height, width, timing_cache, gpu_id, verbose)
     with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
         covered = _write(file, engine_path, chosen, reason, request, Path(scratch))
         record = try_execution(engine_path, onnx_path, gpu_id)
         if latency_seconds and record["executed"]:
-            twins, missing = _write_twins(onnx_path, chosen, reason, request, Path(scratch))
-            latency = compare_latency({data_type: engine_path, **twins}, missing, latency_seconds, gpu_id)
-            if data_type in ACTIVATIONS:
-                convolutions = sum(node.op_type == "Conv" for node in file.model.graph.node)
-                causes = causes_of_slowness(chosen, covered, convolutions, latency)
-                latency["warnings"] = warnings_of(latency, data_type, causes)
+            latency = compare_with_twins(onnx_path, engine_path, record, latency_seconds, gpu_id, Path(scratch))
             record = mark_latency(engine_path, latency)
     recorded = {name: record[name] for name in EngineReport.__dataclass_fields__ if name in record}
     own = {"path": engine_path, "backend": chosen, "batch": tuple(record["batch"]), "outputs": list(file.outputs)}
     return EngineReport(**recorded | own | {"coverage": covered})
+
+
+def compare_with_twins(
+    source: Path,
+    engine: Path,
+    record: dict[str, Any],
+    seconds: float,
+    gpu_id: int,
+    scratch: Path,
+    sizes: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Measure an engine that runs here beside ``source`` without Q/DQ in each float type, built by the same backend.
+
+    Args:
+        source: the ONNX file that it was built from.
+        record: of the engine.
+        seconds, sizes: as of :func:`radioplat.exporting.engines.comparison.compare_latency`.
+
+    Returns:
+        As that function, with ``warnings`` where a quantized engine is not the fastest.
+    """
+    backend, data_type = EngineBackend(record["backend"]), record["data_type"]
+    config = _known(TensorRTConfig, record["config"] | {"calibration": CalibrationConfig(), "layers_precision": []})
+    _, height, width = record["input_shape"]
+    request = BuildRequest(dataclasses.replace(config, data_type=data_type), height, width, None, gpu_id)
+    twins, missing = _write_twins(source, backend, record["backend_reason"], request, scratch)
+    latency = compare_latency({data_type: engine, **twins}, missing, seconds, gpu_id, sizes)
+    if data_type in ACTIVATIONS and is_slower(latency, data_type):
+        said = _in_openvino(source, engine, request, seconds, scratch) if backend is EngineBackend.onnxruntime else ""
+        causes = causes_of_slowness(backend, _known(Coverage, record["coverage"]), latency, said)
+        latency["warnings"] = warnings_of(latency, data_type, causes)
+    return latency
+
+
+def _in_openvino(source: Path, engine: Path, request: BuildRequest, seconds: float, scratch: Path) -> str:
+    """Return a sentence about ``source`` in OpenVINO beside ``engine``, of onnxruntime: measured, or why not."""
+    other = scratch / "openvino.engine"
+    try:
+        load_openvino()
+        _write(read_onnx(source), other, EngineBackend.openvino, "for comparison", request, scratch)
+        return beside_openvino(engine, other, request.config.min_batch_size, seconds)
+    except EngineError as error:
+        return f"OpenVINO (gen_trt_engine.backend=openvino) may be faster; not measured: {error.problems[0].message}"
+
+
+def _known(kind: type[T], values: dict[str, Any]) -> T:
+    """Return an object of a dataclass from its fields in a record, which another version may have written."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    return kind(**{name: value for name, value in values.items() if name in names})
 
 
 class EngineInputs(NamedTuple):
@@ -201,12 +254,10 @@ def _write_twins(
     names, missing = float_types(parse_engine_type(request.config.data_type), backend)
     for name in names:
         path = scratch / f"{name}.engine"
-        config = dataclasses.replace(
-            request.config, data_type=name, layers_precision=[], calibration=CalibrationConfig()
-        )
+        config = dataclasses.replace(request.config, data_type=name)
         try:
             twin = read_onnx(write_twin(source, name, scratch / f"{name}.onnx"))
-            _write(twin, path, backend, reason, dataclasses.replace(request, config=config, timing_cache=None), scratch)
+            _write(twin, path, backend, reason, dataclasses.replace(request, config=config), scratch)
             load_engine(path, gpu_id=request.gpu_id)
         except EngineError as error:
             missing[name] = error.problems[0].message

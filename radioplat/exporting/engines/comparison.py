@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from radioplat.spec.schema.engine import EngineBackend
 
 
 def compare_latency(
-    engines: Mapping[str, Path], not_measured: Mapping[str, str], seconds: float, gpu_id: int = 0
+    engines: Mapping[str, Path],
+    not_measured: Mapping[str, str],
+    seconds: float,
+    gpu_id: int = 0,
+    sizes: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Measure engines of one network on this machine, in turn.
 
@@ -24,11 +28,12 @@ def compare_latency(
         engines: by data type; the first is the one whose record this is for.
         not_measured: data types without an engine, and the reason.
         seconds: of measuring, for each engine and batch size.
+        sizes: of batches; none: the smallest, the best and the largest.
 
     Returns:
         ``device``, ``cpu``, ``threads`` and ``method``; ``batches``: by batch size and data type the
         :class:`~radioplat.exporting.latency.Latency`; ``speed_up``: by batch size and other data type, its p50
-        over the engine's; ``fastest``: data type by batch size; ``not_measured``.
+        over the engine's; ``fastest``: data type by batch size; ``not_measured``; ``warnings``: none yet.
     """
     import torch
 
@@ -36,7 +41,7 @@ def compare_latency(
     own, first = next(iter(runners.items()))
     batches: dict[str, dict[str, Latency]] = {}
     method = ""
-    for size in sorted({*first.record["batch"]}):
+    for size in sizes or sorted({*first.record["batch"]}):
         timers = {}
         for name, runner in runners.items():
             timers[name], method = timer(runner, size)
@@ -55,6 +60,7 @@ def compare_latency(
         },
         "fastest": {size: min(row, key=lambda name: row[name].p50) for size, row in batches.items()},
         "not_measured": dict(not_measured),
+        "warnings": [],
     }
 
 
@@ -72,19 +78,31 @@ def warnings_of(latency: Mapping[str, Any], data_type: str, causes: list[str]) -
     return [*lines, *causes] if lines else []
 
 
+def is_slower(latency: Mapping[str, Any], data_type: str) -> bool:
+    """Return whether another data type is faster at any batch size."""
+    return any(name != data_type for name in latency["fastest"].values())
+
+
+def beside_openvino(engine: Path, other: Path, size: int, seconds: float) -> str:
+    """Measure an engine of onnxruntime and one of OpenVINO of the same file, in turn; return a sentence about both."""
+    row = compare_latency({"onnxruntime": engine, "openvino": other}, {}, seconds, sizes=[size])["batches"][str(size)]
+    ours, theirs = row["onnxruntime"]["p50"], row["openvino"]["p50"]
+    images = "1 image" if size == 1 else f"{size} images"
+    said = (
+        f"OpenVINO runs this file {ours / theirs:.2g} times as fast here: {theirs:.3g} ms for {images}, {ours:.3g} in "
+    )
+    return f"{said}onnxruntime" + (" (gen_trt_engine.backend=openvino)" if theirs < ours else "")
+
+
 def causes_of_slowness(
-    backend: EngineBackend, covered: Coverage, convolutions: int, latency: Mapping[str, Any]
+    backend: EngineBackend, covered: Coverage, latency: Mapping[str, Any], openvino: str = ""
 ) -> list[str]:
     """Return sentences about what can make a quantized engine slower than a float one, and what to do.
 
     Args:
-        convolutions: number of them in the ONNX file.
+        openvino: what was measured of the same file in OpenVINO, for an engine of onnxruntime.
     """
-    causes = []
-    if backend is EngineBackend.onnxruntime and 2 * convolutions > covered.eligible:
-        causes.append(
-            "onnxruntime's INT8 convolutions are slow on CPUs: gen_trt_engine.backend=openvino runs the file faster"
-        )
+    causes = [openvino] if openvino and backend is EngineBackend.onnxruntime else []
     if latency["device"] == "cpu" and not any(unit in latency["cpu"] for unit in INT8_UNITS):
         causes.append("this CPU has no instructions for INT8 (AVX512-VNNI, AVX-VNNI or AMX): measure on one that has")
     if covered.in_float_kernels:

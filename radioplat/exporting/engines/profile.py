@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from radioplat.errors import EngineError
+from radioplat.exporting.engines.backends import layer_kinds
+from radioplat.exporting.engines.backends.layer_kinds import CONVERSIONS, ELEMENTWISE, PRODUCTS
 from radioplat.exporting.engines.engine_record import read_record
 from radioplat.exporting.engines.engine_runner import SESSIONS, load_engine
 from radioplat.exporting.engines.interface import LayerTime
@@ -19,15 +21,6 @@ from radioplat.exporting.engines.latency import timer
 from radioplat.exporting.latency import Latency, measure_in_turn
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
-# Words in the kinds of layers of OpenVINO, onnxruntime and TensorRT, lower case; the first match counts.
-_GROUPS = {
-    "attention": ("scaleddotproduct", "mha", "attention"),
-    "products": ("conv", "gemm", "matmul", "fullyconnected", "brgemm", "matrix_multiply", "myelin"),
-    "conversions": ("quantize", "convert", "cast", "reorder", "reformat"),
-    "normalization": ("norm", "mvn", "softmax", "reduce"),
-    "copies": ("transpose", "reshape", "concat", "split", "slice", "gather", "shuffle", "constant", "expand"),
-}
-ELEMENTWISE = "element-wise"
 MOST_ADVICE = 3
 
 
@@ -42,7 +35,7 @@ class Profile:
         latency: of calls without measuring of layers.
         layers: the slowest first.
         groups: share of the layers' time by group of operations, the largest first.
-        advice: the changes that would help most, at most three.
+        advice: the changes that would help most, by estimate, at most three lines.
         record: content of ``<engine>.json``.
     """
 
@@ -84,8 +77,7 @@ def profile(path: str | Path, batch: int | None = None, seconds: float = 2.0, gp
 
 def group_of(layer: LayerTime) -> str:
     """Return the group of operations that a layer belongs to."""
-    kind = layer.kind.lower()
-    return next((group for group, words in _GROUPS.items() if any(word in kind for word in words)), ELEMENTWISE)
+    return layer_kinds.group_of(layer.kind, layer.name)
 
 
 def shares(layers: Sequence[LayerTime]) -> dict[str, float]:
@@ -98,42 +90,42 @@ def shares(layers: Sequence[LayerTime]) -> dict[str, float]:
 
 
 def advice(layers: Sequence[LayerTime], record: dict[str, Any]) -> list[str]:
-    """Return the changes that would save most time, by the time of the layers that they concern."""
+    """Return the changes that would help most, with the share of the time of the layers that they concern.
+
+    The order is that of an estimate of what each saves; what it really saves is not known before it is made. If the
+    record warns that a float engine is faster, that is the first line.
+    """
     total = sum(layer.milliseconds for layer in layers) or 1.0
     of_group: dict[str, list[LayerTime]] = {}
     for layer in layers:
         of_group.setdefault(group_of(layer), []).append(layer)
+    changes: list[tuple[float, str]] = []
 
-    def share(rows: Sequence[LayerTime]) -> float:
-        """Return the share of the time that ``rows`` take."""
-        return sum(row.milliseconds for row in rows) / total
+    def add(rows: Sequence[LayerTime], saved: float, text: str) -> None:
+        """Add a change that saves about so much of the time of ``rows``, if they take a percent."""
+        share = sum(row.milliseconds for row in rows) / total
+        if share >= 0.01:
+            changes.append((saved * share, f"{text} ({share:.0%} of the time)"))
 
     quantized = record["data_type"] in ACTIVATIONS
-    in_floats = [row for row in of_group.get("products", []) if row.reads in FLOATS]
-    requantized = [row for row in of_group.get("products", []) if row.reads in ACTIVATIONS and row.writes in FLOATS]
-    conversions, element = of_group.get("conversions", []), of_group.get(ELEMENTWISE, [])
-    changes: list[tuple[float, str]] = []
-    if quantized and in_floats:
+    products = of_group.get(PRODUCTS, [])
+    in_floats = [row for row in products if row.reads in FLOATS]
+    requantized = [row for row in products if row.reads in ACTIVATIONS and row.writes in FLOATS]
+    conversions, element = of_group.get(CONVERSIONS, []), of_group.get(ELEMENTWISE, [])
+    if quantized:
         text = f"{len(in_floats)} convolutions and linear layers read floats ({_names(in_floats)}): quantize them too"
-        changes.append((share(in_floats), f"{text} (quantize.layers), if `radioplat sensitivity` allows it"))
-    if quantized and conversions:
+        add(in_floats, 1, f"{text} (quantize.layers), if `radioplat sensitivity` allows it")
         text = f"{len(conversions)} layers only convert between number formats ({_names(conversions)})"
-        changes.append((share(conversions), f"{text}: `radioplat lint` on the ONNX file names scales that differ"))
-    if quantized and requantized:
-        text = f"{len(requantized)} INT8 layers write floats ({_names(requantized)})"
-        changes.append((share(requantized) / 4, f"{text}: quantize the layers that read them"))
-    if not quantized and record["data_type"] == "fp32":
-        changes.append((share(of_group.get("products", [])) / 2, "all is fp32: quantize, or export.data_type=fp16"))
-    if element:
-        text = f"{len(element)} element-wise layers are not fused into the layer before them ({_names(element)})"
-        changes.append(
-            (share(element), f"{text}: activations that fuse (ReLU, SiLU, GELU) and BatchNorm that is folded")
-        )
-    latency = record.get("latency") or {}
-    for warning in latency.get("warnings", ())[:1]:
-        changes.append((0.5, warning))
-    changes.sort(key=lambda row: -row[0])
-    return [f"{text} ({value:.0%} of the time)" for value, text in changes if value >= 0.01][:MOST_ADVICE]
+        add(conversions, 1, f"{text}: `radioplat lint` on the ONNX file names scales that differ")
+        text = f"{len(requantized)} {record['data_type'].upper()} layers write floats ({_names(requantized)})"
+        add(requantized, 0.25, f"{text}: quantize the layers that read them")
+    elif record["data_type"] == "fp32":
+        text = f"{len(products)} convolutions and linear layers are in fp32 ({_names(products)})"
+        add(products, 0.5, f"{text}: quantize, or export.data_type=fp16")
+    text = f"{len(element)} element-wise layers are not fused into the layer before them ({_names(element)})"
+    add(element, 1, f"{text}: activations that fuse (ReLU, SiLU, GELU) and BatchNorm that is folded")
+    warnings = list((record.get("latency") or {}).get("warnings", ()))[:1]
+    return [*warnings, *(text for _, text in sorted(changes, reverse=True))][:MOST_ADVICE]
 
 
 def _names(rows: Sequence[LayerTime]) -> str:

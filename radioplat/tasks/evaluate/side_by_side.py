@@ -25,7 +25,7 @@ class Row:
         difference: from the first model that ran, by the names of :meth:`figures`, times 100 (percentage points).
         state: of an engine, evaluated now, see :mod:`radioplat.exporting.engines.engine_record`; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
-        milliseconds: of an engine: median latency of its smallest batch where it was built; None if unknown.
+        milliseconds: of an engine: median latency of its smallest batch on this machine; None if it does not run here.
         warning: of an engine: that its INT8 products overflow on this machine's CPU; empty if they do not.
     """
 
@@ -87,7 +87,10 @@ class ModelRow(Row):
 
 
 def side_by_side(models: Sequence[ListedModel], findings: Findings) -> list[ModelRow]:
-    """Return a row for each of ``models``, in their order."""
+    """Return a row for each of ``models``, in their order; engines that ran are measured, if they were not here."""
+    for model in models:
+        if model.engine is not None and model.evaluated is not None:
+            model.engine.measure()
     rows = [
         ModelRow(
             name=model.name,
@@ -151,7 +154,7 @@ def models_tables(rows: Sequence[ModelRow]) -> list[Table]:
         title="Models side by side",
         note="Under a teacher's name: fidelity, the mean centered cosine of the head to it. Similar: the same between "
         "the backbone's features and the first model's. MB: on disk; a checkpoint is stored in fp32. "
-        "params, MACs: of the backbone. ms: an engine's median latency for its smallest batch, where it was built.",
+        "params, MACs: of the backbone. ms: an engine's median latency for its smallest batch on this machine.",
     )
     return [table, *differences(rows, measured)]
 

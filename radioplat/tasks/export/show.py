@@ -72,7 +72,7 @@ def show_engine(report: EngineReport) -> None:
         "images": " x ".join(map(str, report.input_shape)) + f", {smallest} to {largest} at once, best {best}",
         "outputs": ", ".join(report.outputs),
         **_kernel_lines(report),
-        **_latency_lines(report.latency or {}),
+        **latency_lines(report.latency or {}),
     }
     for label, text in lines.items():
         terminal.say(textwrap.fill(f"  {label:<14}{text}", 118, subsequent_indent=" " * 16, break_long_words=False))
@@ -83,7 +83,7 @@ def show_engine(report: EngineReport) -> None:
         terminal.say(f"warning: {line}")
 
 
-def _latency_lines(latency: dict[str, Any]) -> dict[str, str]:
+def latency_lines(latency: dict[str, Any]) -> dict[str, str]:
     """Return a line with the milliseconds of each data type, and lines about those that were not measured."""
     rows = latency.get("batches", {})
     if not rows:

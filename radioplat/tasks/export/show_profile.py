@@ -13,9 +13,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.common import terminal
 from radioplat.errors import EngineError, SpecError
+from radioplat.exporting.engine_latency import latency_here
+from radioplat.exporting.engines.engine_record import mark_latency
 from radioplat.exporting.engines.profile import Profile, group_of, profile
+from radioplat.tasks.export.show import latency_lines
 
 SLOWEST = 20  # layers in the table
+UNSTEADY = "note: the times were not steady after the warm-up; something else may have used the machine"
 
 
 @dataclass
@@ -38,6 +42,8 @@ class ProfileOptions:
 def profile_and_show(file: str, overrides: Sequence[str]) -> None:
     """Profile the engine ``file``, print the result, and write it to ``out``; or print what ``verify.sh`` found.
 
+    If the record has no latency of this machine, it gets one.
+
     Raises:
         SpecError: an option is unknown.
         EngineError: the engine cannot be run here.
@@ -45,6 +51,12 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
     options = _options(overrides)
     if file.endswith(".json"):
         return show_verified(Path(file))
+    latency, new = latency_here(Path(file), gpu_id=options.gpu_id)
+    if new:
+        try:
+            mark_latency(file, latency)
+        except EngineError as error:
+            terminal.say(f"note: the latency cannot be written to the record: {error}")
     measured = profile(file, options.batch_size, options.seconds, options.gpu_id)
     if options.out:
         layers = [asdict(layer) | {"group": group_of(layer)} for layer in measured.layers]
@@ -62,6 +74,8 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
         except OSError as error:
             raise EngineError(f"cannot write here: {error.strerror}", where=options.out) from error
     show(measured)
+    for label, text in latency_lines(latency).items():
+        terminal.say(f"{label}: {text}")
 
 
 def show_verified(path: Path) -> None:
@@ -84,6 +98,8 @@ def show_verified(path: Path) -> None:
             f"this is not the result of a bundle's verify.sh ({error})", where=str(path), hint=hint
         ) from None
     terminal.say(line)
+    if not times.get("steady", True):
+        terminal.say(UNSTEADY)
     for name, value in cosines.items():
         terminal.say(f"{name}: least cosine with the ONNX file {value:.5f}")
 
@@ -98,7 +114,7 @@ def show(measured: Profile) -> None:
         f"in {times.p50:.3g} ms (p90 {times.p90:.3g}, p99 {times.p99:.3g}; {times.calls} calls)"
     )
     if not times.steady:
-        terminal.say("note: the times were not steady after the warm-up; something else may use this machine")
+        terminal.say(UNSTEADY)
     total = sum(layer.milliseconds for layer in measured.layers) or 1.0
     rows = [
         [
@@ -116,6 +132,8 @@ def show(measured: Profile) -> None:
     )
     terminal.show_table("layers by time", ["layer", "operation", "ms", "share", "types"], rows, note)
     terminal.say("time by group: " + ", ".join(f"{group} {share:.0%}" for group, share in measured.groups.items()))
+    if measured.advice:
+        terminal.say("what would help most, in the order of an estimate; shares are those of the layers named:")
     for i, line in enumerate(measured.advice, 1):
         terminal.say(f"{i}. {line}")
 

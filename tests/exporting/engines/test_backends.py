@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from radioplat.errors import EngineError
 from radioplat.evaluation.models.engine import EngineModel
 from radioplat.exporting.engines import library
-from radioplat.exporting.engines.backends.onnxruntime import open_session
+from radioplat.exporting.engines.backends import onnxruntime_session
+from radioplat.exporting.engines.backends.onnxruntime import _PRODUCTS, open_session
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.qdq import int8_overflow
@@ -121,6 +123,14 @@ def test_the_int8_file_of_onnxruntime_multiplies_in_int8(vit_int8, vit_fp32, tmp
     # The eight linear layers of the blocks at least. A convolution or Gemm without Q behind it stays in floats there.
     assert kernels["int8"] >= 8 and sum(kernels.values()) == 15 and len(floats) == kernels["fp32"]
     assert not any("blocks" in name for name in floats)
+    # What onnxruntime itself reports while it runs.
+    images = np.zeros((8, 3, 48, 48), np.float32)
+    rows = onnxruntime_session.time_layers(report.path, {"data_type": "int8"}, 0, images, 1)
+    integer = [row for row in rows if row.kind in _PRODUCTS and _PRODUCTS[row.kind] == "int8"]
+    assert len(integer) == kernels["int8"] + report.coverage.others.get("int8", 0)
+    assert Counter(row.writes for row in integer) == report.coverage.writing
+    # The level of optimization that depends on the CPU may add one.
+    assert 0 < report.coverage.requantizing <= sum(row.kind == "QuantizeLinear" for row in rows)
     fp32 = build_engine(vit_fp32.path, tmp_path / "b.engine", TensorRTConfig(), backend=ORT)
     assert report.bytes < 0.5 * fp32.bytes and fp32.coverage.kernels == {"fp32": 15}
 

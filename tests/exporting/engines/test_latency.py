@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 import time
 
 import numpy as np
@@ -11,9 +13,10 @@ import pytest
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.onnxruntime import open_session
-from radioplat.exporting.engines.build import build_engine
+from radioplat.exporting.engines.build import _in_openvino, build_engine
 from radioplat.exporting.engines.comparison import warnings_of
 from radioplat.exporting.engines.float_twins import write_in_fp32, write_twin
+from radioplat.exporting.engines.interface import BuildRequest
 from radioplat.exporting.latency import LEAST_CALLS, WINDOW, measure_in_turn
 from radioplat.exporting.onnx.precision import retype
 from radioplat.exporting.onnx.publish import save
@@ -73,6 +76,34 @@ def test_a_slower_engine_is_named_with_the_causes():
     lines = warnings_of(latency, "int8", ["because"])
     assert lines == ["int8 is not the fastest here: 1 image takes 3 ms in int8 and 1.5 ms in fp32", "because"]
     assert warnings_of({"fastest": {"1": "int8"}, "batches": {"1": row}}, "int8", ["because"]) == []
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_openvino_is_recommended_with_what_it_measured(installed, conv_int8, tmp_path, monkeypatch):
+    if installed:
+        pytest.importorskip("openvino")
+    else:
+        monkeypatch.setitem(sys.modules, "openvino", None)  # its import fails
+    config, backend = TensorRTConfig(data_type="int8", **SMALL), EngineBackend.onnxruntime
+    report = build_engine(conv_int8, tmp_path / "a.engine", config, backend=backend)
+    request = BuildRequest(config)
+    said = _in_openvino(conv_int8, report.path, request, 0.05, tmp_path)
+    if not installed:
+        assert said.startswith(
+            "OpenVINO (gen_trt_engine.backend=openvino) may be faster; not measured: openvino cannot"
+        )
+        return
+    ratio, theirs, ours = re.fullmatch(
+        r"OpenVINO runs this file (\S+) times as fast here: (\S+) ms for 1 image, (\S+) in onnxruntime(?: \(.*\))?",
+        said,
+    ).groups()
+    assert float(ratio) == pytest.approx(float(ours) / float(theirs), rel=0.1)
+    assert ("(gen_trt_engine.backend=openvino)" in said) == (float(theirs) < float(ours))
+
+
+def test_an_fp8_file_is_not_measured_in_openvino(conv_fp8, tmp_path):
+    said = _in_openvino(conv_fp8, conv_fp8, BuildRequest(TensorRTConfig(data_type="fp8", **SMALL)), 0.05, tmp_path)
+    assert "not measured: " in said
 
 
 def test_twins_compute_what_the_float_student_computes(vit_int8, vit_fp32, tmp_path):

@@ -65,3 +65,24 @@ def test_advice_is_sorted_by_time():
     assert [line.split(" ")[0] for line in lines] == ["1", "1", "1"] and "conv1" in lines[0] and "50%" in lines[0]
     assert "reorder" in lines[1] and "add" in lines[2]
     assert advice(layers[1:2], {"data_type": "int8"}) == []
+
+
+def test_shares_in_advice_are_those_of_the_layers():
+    """The order is by what is estimated to be saved: a quarter of a product that writes floats, half of one in fp32."""
+    layers = [
+        LayerTime("conv1", "Convolution", 6.0, "int8", "fp32"),
+        LayerTime("relu", "Eltwise", 2.5, "fp32", "fp32"),
+        LayerTime("pool", "Pooling", 1.5, "int8", "int8"),
+    ]
+    lines = advice(layers, {"data_type": "int8"})
+    assert ["element-wise" in line for line in lines] == [True, False]
+    assert "(25% of the time)" in lines[0] and "(60% of the time)" in lines[1] and "INT8 layers write" in lines[1]
+    floats = [LayerTime("conv", "Convolution", 8.0, "fp32", "fp32"), LayerTime("relu", "Eltwise", 2.0, "fp32", "fp32")]
+    assert "(80% of the time)" in advice(floats, {"data_type": "fp32"})[0]
+
+
+def test_the_warning_of_the_record_has_no_share():
+    layers = [LayerTime(name, "Eltwise", 1.0, "fp32", "fp32") for name in "ab"]
+    warnings = ["int8 is not the fastest here", "because"]
+    lines = advice(layers, {"data_type": "int8", "latency": {"warnings": warnings}})
+    assert lines[0] == warnings[0] and "(100% of the time)" in lines[1] and len(lines) == 2

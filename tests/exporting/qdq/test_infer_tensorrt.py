@@ -20,6 +20,7 @@ from PIL import Image
 from radioplat.cli.main import main
 from radioplat.exporting.deploy import infer_tensorrt
 from radioplat.exporting.deploy.bundle import SAMPLE, SCRIPTS, Bundled, write_bundle
+from radioplat.exporting.onnx.export import OnnxReport
 
 VERIFIED = {
     "verified": "student.engine",
@@ -27,14 +28,16 @@ VERIFIED = {
     "version": "10.3.0",
     "machine": "NVIDIA Jetson AGX Orin Developer Kit",
     "shape": [1, 3, 224, 224],
-    "latency_ms": {"p50": 1.25, "p90": 1.5, "p99": 2.0, "calls": 200},
+    "latency_ms": {"p50": 1.25, "p90": 1.5, "p99": 2.0, "calls": 200, "warm_up": 30, "steady": False},
     "least_cosine": {"summary": 0.9991},
 }
 
 
-# TensorRT's interface on the host: an engine is its ONNX file, onnxruntime computes, and addresses are the host's.
+# TensorRT's interface on the host: an engine is its ONNX file with a profile in its metadata, onnxruntime computes, and
+# addresses are the host's. A shape outside the profile is refused as TensorRT refuses it: without an exception.
 TENSORRT = """
 import ctypes
+import json
 from enum import Enum
 
 import numpy as np
@@ -57,9 +60,12 @@ class Logger:
 class Runtime:
     def __init__(self, logger):
         assert isinstance(logger, Logger)
+        self.DLA_core = -1
 
     def deserialize_cuda_engine(self, data):
-        return Engine(data) if data else None
+        engine = Engine(data) if data else None
+        # The substitute of trtexec notes the core; TensorRT itself takes the runtime's.
+        return engine if engine is None or engine.core in (-1, self.DLA_core) else None
 
 
 class Engine:
@@ -69,6 +75,8 @@ class Engine:
         self.shapes = {v.name: [s if isinstance(s, int) else -1 for s in v.shape] for v in (*inputs, *outputs)}
         self.modes = {v.name: TensorIOMode.INPUT for v in inputs} | {v.name: TensorIOMode.OUTPUT for v in outputs}
         self.num_io_tensors = len(self.shapes)
+        noted = self.session.get_modelmeta().custom_metadata_map
+        self.profile, self.core = json.loads(noted.get("profile", "null")), int(noted.get("core", -1))
 
     def get_tensor_name(self, i):
         return list(self.shapes)[i]
@@ -79,15 +87,23 @@ class Engine:
     def get_tensor_shape(self, name):
         return tuple(self.shapes[name])
 
+    def get_tensor_profile_shape(self, name, profile_index):
+        assert self.modes[name] is TensorIOMode.INPUT and profile_index == 0
+        return [tuple(shape) for shape in self.profile]
+
     def create_execution_context(self):
         return Context(self)
 
 
 class Context:
     def __init__(self, engine):
-        self.engine, self.places = engine, {}
+        self.engine, self.places, self.batch = engine, {}, -1
 
     def set_input_shape(self, name, shape):
+        known = self.engine.shapes[name]
+        smallest, _, largest = self.engine.profile or [known] * 3
+        if not all(low <= side <= high for low, side, high in zip(smallest, shape, largest)):
+            return False
         self.batch = shape[0]
         return True
 
@@ -121,16 +137,24 @@ int cudaMemcpy(void *target, const void *source, size_t size, int kind) {
 int cudaStreamCreate(void **stream) { *stream = (void *)1; return 0; }
 int cudaStreamSynchronize(void *stream) { return stream != (void *)1; }
 """
-# An engine that is a copy of its graph.
-TRTEXEC = """#!/bin/sh
-echo "&&&& RUNNING TensorRT.trtexec"
-for word in "$@"; do
-  case "$word" in
-    --onnx=*) graph="${word#--onnx=}" ;;
-    --saveEngine=*) engine="${word#--saveEngine=}" ;;
-  esac
-done
-cp "$graph" "$engine"
+# An engine that is its graph with the profile of the command line; the last of equal options counts.
+TRTEXEC = """#!/usr/bin/env python3
+import json
+import sys
+
+import onnx
+
+print("&&&& RUNNING TensorRT.trtexec")
+options = dict(word.lstrip("-").partition("=")[::2] for word in sys.argv[1:])
+model = onnx.load(options["onnx"])
+sides = [d.dim_value if d.HasField("dim_value") else -1 for d in model.graph.input[0].type.tensor_type.shape.dim]
+if min(sides) < 0:
+    given = [options[f"{name}Shapes"].partition(":")[2] for name in ("min", "opt", "max")]
+    profile = [[int(side) for side in text.split("x")] for text in given]
+    model.metadata_props.add(key="profile", value=json.dumps(profile))
+if "useDLACore" in options:
+    model.metadata_props.add(key="core", value=options["useDLACore"])
+onnx.save(model, options["saveEngine"])
 """
 
 
@@ -141,7 +165,7 @@ def jetson(tmp_path_factory) -> dict[str, str]:
         pytest.skip("no C compiler for a substitute of the CUDA runtime")
     folder = tmp_path_factory.mktemp("jetson")
     (folder / "tensorrt.py").write_text(TENSORRT)
-    (folder / "trtexec").write_text(TRTEXEC)
+    (folder / "trtexec").write_text(TRTEXEC.replace("/usr/bin/env python3", sys.executable))
     (folder / "trtexec").chmod(0o755)
     (folder / "cudart.c").write_text(CUDART)
     library = folder / "libcudart.so"
@@ -153,14 +177,37 @@ def jetson(tmp_path_factory) -> dict[str, str]:
     return os.environ | own
 
 
-@pytest.fixture(scope="module")
-def bundle(vit_fp32, tmp_path_factory) -> Path:
-    size = vit_fp32.inputs["images"][2]
+def written(folder: Path, report: OnnxReport, batches: tuple[int, int, int]) -> Path:
+    size = report.inputs["images"][2]
     content = Bundled(
-        *(vit_fp32.path, vit_fp32.path, [], None, vit_fp32.inputs, vit_fp32.outputs, (size, size), (1, 1, 4), 16),
+        *(report.path, report.path, [], None, report.inputs, report.outputs, (size, size), batches, 16),
         *((0.5,) * 3, (0.5,) * 3, None, "fp32", [], True),
     )
-    return write_bundle(tmp_path_factory.mktemp("bundle") / "bundle", content)
+    return write_bundle(folder, content)
+
+
+@pytest.fixture(scope="module")
+def bundle(vit_fp32, tmp_path_factory) -> Path:
+    return written(tmp_path_factory.mktemp("bundle") / "bundle", vit_fp32, (1, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("batches", "more", "says"),
+    [((8, 8, 8), [], "8 to 8"), ((2, 4, 6), [], "2 to 6"), ((1, 1, 4), ["--minShapes=images:3x3x48x48"], "3 to 3")],
+)
+def test_verify_takes_a_batch_that_the_engine_takes(batches, more, says, vit_fp32, jetson, tmp_path):
+    more = more + [word.replace("min", kind) for kind in ("opt", "max") for word in more]
+    folder = written(tmp_path / "bundle", vit_fp32, batches)
+    done = subprocess.run([folder / "verify.sh", *more], env=jetson, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    best = 3 if more else batches[1]
+    verified = json.loads(done.stdout)
+    assert verified["shape"] == [best, 3, 48, 48] and min(verified["least_cosine"].values()) > 0.99999
+    built = json.loads((folder / "preprocessing.json").read_text())["engine_batch"]
+    assert built == dict(zip(("min", "opt", "max"), batches, strict=True))
+    command = [sys.executable, folder / "infer_tensorrt.py", "--verify", "--batch", "1"]
+    done = subprocess.run(command, env=jetson, capture_output=True, text=True)
+    assert done.returncode == 1 and f"error: vit.engine takes {says} images at once, not 1: give --batch" in done.stderr
 
 
 def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bundle, jetson, tmp_path, capsys):
@@ -171,6 +218,7 @@ def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bu
     assert (verified["verified"], verified["version"], verified["shape"]) == ("vit.engine", "10.3.0", [1, 3, 48, 48])
     times = verified["latency_ms"]
     assert 0 < times["p50"] <= times["p90"] <= times["p99"] and times["calls"] == infer_tensorrt.CALLS
+    assert times["warm_up"] >= 2 * infer_tensorrt.WINDOW and times["steady"] in (True, False)
     outputs = set(np.load(bundle / SAMPLE).files) - {"images"}
     assert verified["least_cosine"].keys() == outputs and min(verified["least_cosine"].values()) > 0.99999
     assert (bundle / "triton/vit/1/model.plan").read_bytes() == (bundle / "vit.engine").read_bytes()
@@ -182,8 +230,20 @@ def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bu
     assert lines.count("least cosine with the ONNX file") == len(outputs)
 
 
+def test_verify_runs_on_the_dla_core_that_it_builds_for(bundle, jetson, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    more = ["--useDLACore=1", "--allowGPUFallback"]
+    done = subprocess.run([folder / "verify.sh", *more], env=jetson, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert min(json.loads(done.stdout)["least_cosine"].values()) > 0.99999
+    for core, status in (("0", 1), ("1", 0)):
+        command = [sys.executable, folder / "infer_tensorrt.py", "--verify", "--dla-core", core]
+        assert subprocess.run(command, env=jetson, capture_output=True).returncode == status
+
+
 def test_verify_tells_an_engine_of_another_graph(bundle, jetson, tmp_path):
-    model = onnx.load(str(bundle / "vit.onnx"))
+    subprocess.run([bundle / "build_engine.sh"], env=jetson, check=True)
+    model = onnx.load(str(bundle / "vit.engine"))
     for tensor in model.graph.initializer:
         if len(tensor.dims) > 1:
             tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), tensor.name))
@@ -201,7 +261,7 @@ def test_the_runner_computes_the_features_of_image_files(bundle, jetson, tmp_pat
     files = [tmp_path / f"{i}.png" for i in range(3)]
     for file, image in zip(files, pixels, strict=True):
         Image.fromarray(image).save(file)
-    shutil.copy(bundle / "vit.onnx", bundle / "vit.engine")
+    subprocess.run([bundle / "build_engine.sh"], env=jetson, check=True)
     for name, more in (("infer_tensorrt", ["--batch", "2"]), ("infer_onnxruntime", [])):
         command = [sys.executable, bundle / f"{name}.py", *files, *more, "--out", tmp_path / f"{name}.npz"]
         done = subprocess.run(command, env=jetson, capture_output=True, text=True)
@@ -236,6 +296,16 @@ def test_every_name_of_tensorrt_s_that_it_uses_is_in_the_bindings():
     assert {"tensorrt.Runtime", "self._context.execute_async_v3", "self._engine.get_tensor_mode"} <= checked
 
 
+def test_the_warm_up_lasts_until_two_medians_agree(monkeypatch):
+    times = iter([8.0] * 10 + [4.0] * 10 + [2.0] * 10 + [2.05] * 10)
+    monkeypatch.setattr(infer_tensorrt, "milliseconds", lambda engine: next(times))
+    assert infer_tensorrt.until_steady(None) == (40, True)
+    growing = iter(range(1, 10**6))
+    monkeypatch.setattr(infer_tensorrt, "milliseconds", lambda engine: float(next(growing) ** 2))
+    monkeypatch.setattr(infer_tensorrt, "WARM_UP_SECONDS", 0.0)
+    assert infer_tensorrt.until_steady(None)[1] is False
+
+
 def test_the_sample_has_the_features_that_onnxruntime_computes(vit_fp32, bundle):
     folder, size = bundle, vit_fp32.inputs["images"][2]
     assert json.loads((folder / "preprocessing.json").read_text())["engine"] == "vit.engine"
@@ -257,5 +327,6 @@ def test_what_verify_printed_is_read_back(tmp_path, capsys):
     assert main(["profile", str(path)]) == 0
     lines = " ".join(capsys.readouterr().out.split())
     assert "on NVIDIA Jetson AGX Orin Developer Kit: 1 images in 1.25 ms" in lines and "0.99910" in lines
+    assert "not steady after the warm-up" in lines
     path.write_text("{}")
     assert main(["profile", str(path)]) == 1 and "verify.sh" in capsys.readouterr().err

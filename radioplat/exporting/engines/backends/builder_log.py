@@ -6,6 +6,7 @@ import math
 import re
 import sys
 
+from radioplat.exporting.engines.backends.layer_kinds import ATTENTION, PRODUCTS, group_of
 from radioplat.exporting.engines.interface import Kernel
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, FLOATS
 
@@ -83,9 +84,8 @@ def readable(messages: list[str], limit: int = 3) -> list[str]:
 
 
 def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
-    # "runtime_fusion" is a GEMM or convolution with fused operations; fused attention is a generated kernel.
-    attention = "_gemm_" in name
-    if not attention and kind not in ("gemm", "correlation", "convolution", "runtime_fusion"):
+    group = group_of(kind, name)
+    if group not in (ATTENTION, PRODUCTS):
         return None
     constants, _, behind = rest.partition("Constants:")[2].partition("Outputs:")
     types = _DATA_TYPE.findall(_inputs(rest))
@@ -96,7 +96,7 @@ def _kernel(name: str, kind: str, rest: str) -> Kernel | None:
     weights = max(_CONSTANT.findall(constants), key=lambda constant: _elements(constant[0]), default=("", ""))[1]
     data_type = weights if weights in types else types[0]
     layers = tuple(dict.fromkeys(_ONNX_LAYER.findall(behind)))
-    kind, writes = "attention" if attention else "conv_gemm", next(iter(_types(_outputs(rest))), "")
+    kind, writes = "attention" if group == ATTENTION else "conv_gemm", next(iter(_types(_outputs(rest))), "")
     return Kernel(name, kind, _NAMES.get(data_type, data_type), layers, writes)
 
 

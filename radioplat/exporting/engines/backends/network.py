@@ -106,12 +106,15 @@ def make_logger(trt: Any, log: EngineLog) -> Any:
 
 def _unreadable(parser: Any, path: Path, log: EngineLog) -> EngineError:
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
-    node, operation = next(((e.node_name(), e.node_operator()) for e in errors if e.node_operator()), ("", ""))
+    node, operation = "", ""
+    for parser_error in errors:
+        if parser_error.node_operator() and not operation:
+            node, operation = parser_error.node_name(), parser_error.node_operator()
     message = "TensorRT cannot read the graph" + (f": at node {node} ({operation})" if operation else "")
     if operation and not parser.supports_operator(operation):
         hint = "Export the student without it, or use gen_trt_engine.backend=onnxruntime if that supports it."
         return EngineError(f"{message}: it does not support this operation", where=str(path), hint=hint)
-    error = failure(message, path, readable([e.desc() for e in errors]) or log.reasons())
+    error = failure(message, path, readable([parser_error.desc() for parser_error in errors]) or log.reasons())
     if operation == "Resize":
         hint = "A table is resized in the graph: export for one size (without export.dynamic_resolution)."
         return EngineError(error.problems[0].message, where=str(path), hint=hint)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, helper
+from onnx import ModelProto, NodeProto, helper
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import (
@@ -35,6 +35,10 @@ _PRODUCTS = {
     **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "MatMulInteger"), "int8"),
     **dict.fromkeys(("ConvInteger", "DynamicQuantizeMatMul"), "int8"),
 }
+# Of those, products that write floats; QGemm does without the scale of an output, its eighth input.
+_WRITE_FLOATS = ("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention")
+_WRITE_SUMS = ("MatMulInteger", "ConvInteger")
+_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
 # Prefix of casts that it inserts around operations without a kernel.
 _INSERTED = "InsertedPrecisionFreeCast_"
 _ATTENTION = ("Attention", "MultiHeadAttention", "QAttention")
@@ -77,6 +81,7 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         input_shape=shape,
         batch=batch,
         kernels=kernels,
+        requantizing=sum(node.op_type in _ROUNDING for node in graph.graph.node),
         notes=notes,
     )
 
@@ -140,5 +145,16 @@ def _kernels(model: ModelProto) -> list[Kernel] | None:
             kind, data_type = "conv_gemm", _PRODUCTS[node.op_type] or (stated[0] if stated else default)
         else:
             continue
-        kernels.append(Kernel(node.name or node.output[0], kind, data_type, (node.name,) if node.name else ()))
+        named = (node.name,) if node.name else ()
+        kernels.append(Kernel(node.name or node.output[0], kind, data_type, named, _writes(node, data_type)))
     return kernels or None
+
+
+def _writes(node: NodeProto, data_type: str) -> str:
+    """Return the type of a product's output."""
+    if data_type != "int8":
+        return data_type
+    if node.op_type in _WRITE_SUMS:
+        return "int32"
+    floats = node.op_type in _WRITE_FLOATS or (node.op_type == "QGemm" and not "".join(node.input[7:8]))
+    return "fp32" if floats else data_type

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,8 +57,18 @@ def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndar
     for _ in range(calls):
         run(images)
     del times
-    listed = json.loads(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
-    # Names alone, if the engine was built without detailed profiling.
+    information = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    return layer_times(information, total, calls)
+
+
+def layer_times(information: str, total: Mapping[str, float], calls: int) -> list[LayerTime]:
+    """Return the mean time of each layer, in the order of ``total``.
+
+    Args:
+        information: of the engine, as JSON; with names alone, if it was built without detailed profiling.
+        total: milliseconds of all calls by name of the layer.
+    """
+    listed = json.loads(information)
     facts = {layer["Name"]: layer for layer in listed.get("Layers", []) if isinstance(layer, dict)}
     return [
         LayerTime(
@@ -70,10 +82,15 @@ def time_layers(path: Path, record: dict[str, Any], gpu_id: int, images: np.ndar
 
 
 def _format(tensors: list[dict[str, Any]] | None) -> str:
-    """Return our name of the data type of the first of an inspected layer's tensors: the first word of its format."""
-    text = str((tensors or [{}])[0].get("Format/Datatype", ""))
-    names = {row.log_name.lower(): row.name for row in DATA_TYPES.values() if row.log_name}
-    return next((name for word, name in names.items() if text.lower().startswith(word)), text)
+    """Return our name of the data type of the first of an inspected layer's tensors; its text if we have none.
+
+    Versions word it differently: ``Half``, ``Row major linear FP16 format``, ``Thirty-two wide channel vectorized row
+    major Int8 format``.
+    """
+    first = (tensors or [{}])[0]
+    text = str(first.get("Format/Datatype") or first.get("Datatype") or "")
+    names = {word.lower(): row.name for row in DATA_TYPES.values() for word in (row.name, row.log_name) if word}
+    return next((names[word] for word in re.findall(r"\w+", text.lower()) if word in names), text)
 
 
 def _open(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[ModuleType, Any, Any]:
@@ -88,14 +105,21 @@ def _open(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[ModuleType, 
         torch.cuda.set_device(gpu_id)
         check_gpu(record, torch.cuda.get_device_capability(gpu_id), str(path))
     log = EngineLog()
-    runtime = trt.Runtime(make_logger(trt, log))
-    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    runtime, engine = deserialize(trt, make_logger(trt, log), path, record)
     if engine is None:
         raise cannot_load(record, trt.__version__, log.errors, cuda_driver(), str(path))
     if not torch.cuda.is_available():
         hint = "Install torch built for CUDA."
         raise EngineError("torch finds no GPU, and it copies images and features", where=str(path), hint=hint)
     return trt, runtime, engine
+
+
+def deserialize(trt: ModuleType, logger: Any, path: Path, record: dict[str, Any]) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the runtime and the engine, for the DLA core that it was built for; None for an engine that is refused."""
+    runtime = trt.Runtime(logger)
+    if (core := (record.get("config") or {}).get("dla_core")) is not None:
+        runtime.DLA_core = core  # an engine knows that it needs a core, and not which
+    return runtime, runtime.deserialize_cuda_engine(path.read_bytes())
 
 
 def _context(engine: Any, path: Path) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ import pytest
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.network import Build
 from radioplat.exporting.engines.backends.tensorrt import _use_dla
+from radioplat.exporting.engines.backends.tensorrt_session import deserialize
 from radioplat.exporting.engines.build import build_engine
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 
@@ -46,6 +47,22 @@ def test_the_layers_that_fall_back_are_named():
 def test_a_core_that_the_machine_does_not_have_is_refused(cores, core):
     with pytest.raises(EngineError, match=f"dla_core: this machine has {cores} DLA cores, counted from 0"):
         _use_dla(TRT, build(cores, ["conv"]), core)
+
+
+@pytest.mark.parametrize(("config", "core"), [({"dla_core": 1}, 1), ({"dla_core": 0}, 0), ({"dla_core": None}, -1)])
+def test_an_engine_runs_on_the_core_that_it_was_built_for(config, core, tmp_path):
+    """The core is set before the engine is read; later it has no effect."""
+
+    class Runtime:
+        def __init__(self, logger: str) -> None:
+            self.DLA_core = -1
+
+        def deserialize_cuda_engine(self, data: bytes) -> tuple[bytes, int]:
+            return data, self.DLA_core
+
+    (tmp_path / "a.engine").write_bytes(b"engine")
+    runtime, engine = deserialize(SimpleNamespace(Runtime=Runtime), "log", tmp_path / "a.engine", {"config": config})
+    assert isinstance(runtime, Runtime) and engine == (b"engine", core)
 
 
 def test_a_file_with_pairs_is_refused_before_anything_is_imported(conv_int8, conv_file, tmp_path):
