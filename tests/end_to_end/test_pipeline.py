@@ -132,6 +132,43 @@ def test_a_changed_node_runs_again_alone(gone_on, killed):
     assert (report.folder / "student.before1" / "distill" / "model_latest").exists()
 
 
+def test_a_changed_node_takes_nothing_over_from_a_process_that_still_saves(spec, tmp_path, monkeypatch):
+    """The command is killed while its node is in a step; the next start changes that node."""
+    (tmp_path / "slow_hook.py").write_text(
+        "import pathlib, time\nfrom radioplat.training.hooks.step_hook import StepHook\n\n"
+        "class Waits(StepHook):\n    name = 'waits'\n\n"
+        "    def begin_step(self, step):\n"
+        "        end = time.monotonic() + 200\n"
+        f"        while step == 3 and not pathlib.Path('{tmp_path}/go').exists() and time.monotonic() < end:\n"
+        "            time.sleep(0.05)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = dag(tmp_path, spec, {"proxy": {"changes": ["train.hooks=['slow_hook:Waits']"]}})
+    process = Forked(run_script, str(ROOT / "jobs" / "pipeline.py"), "-e", str(path))
+    end = time.monotonic() + 200
+    while not list(tmp_path.glob("out/proxy/distill/model_epoch_*")) and process.poll() is None:
+        assert time.monotonic() < end, process.output
+        time.sleep(0.02)
+    process.kill()
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        """Let the old process finish its step once the new start waits for it."""
+        lines.append(line)
+        if "is still written by process" in line:
+            (tmp_path / "go").touch()
+
+    done = radioplat.pipeline(path, ["nodes.proxy.train.optim.lr=0.002"], say=say)
+    assert any("is still written by process" in line for line in lines)
+    status = [
+        json.loads(line) for line in (tmp_path / "out/proxy.before1/distill/status.json").read_text().splitlines()
+    ]
+    assert "was stopped by SIGTERM" in status[-1]["message"]
+    assert len(list((tmp_path / "out/proxy.before1/distill").glob("model_epoch_*"))) == 2  # of steps 2 and 4
+    assert "goes on from" not in (done.folder / "proxy" / "output.log").read_text()
+
+
 @pytest.mark.proof
 def test_what_needs_a_changed_node_runs_again_too(gone_on, killed):
     lines: list[str] = []

@@ -28,6 +28,7 @@ from radioplat.tasks.pipeline.place import fingerprint_of, finished_nodes, place
 from radioplat.tasks.pipeline.record import NodeEntry, Record, State
 from radioplat.tasks.pipeline.report import write_pages
 from radioplat.tasks.pipeline.worker import RESULT, Job, read_result
+from radioplat.tasks.shared.held_lease import wait_for_leases
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
@@ -169,6 +170,7 @@ class _Run:
                 why = f"changed: {', '.join(changed)}" if changed else "a node that it needs has another result"
                 if not entry.fingerprint:
                     why = "its folder is of another pipeline"
+                wait_for_leases(folder, self._say)  # its process may still save, after a kill of the command
                 self._say(f"{node.name} begins anew, {why}; what was there is in {moved_aside(folder).name}")
             entry = NodeEntry(node.name, node.task.value, list(node.needs), now)
             self._record.entries[node.name] = entry
