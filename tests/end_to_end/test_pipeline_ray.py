@@ -66,6 +66,25 @@ def test_nodes_run_side_by_side_and_none_again(tree, cluster):
     assert judged(report.folder)["ran"] == {1: list(tree["nodes"]), 2: []}
 
 
+def test_students_with_workers_of_their_own(tree, cluster):
+    """A node of one worker for each of two students, side by side, and what needs one of them."""
+    wide = {"name": "wide", "model": {"backbone": {"kwargs": {"embed_dim": 96}}}}
+    family = {
+        "cluster": {"mode": "ray", "cpus_per_worker": 1.0, "cpus_per_decode": 0.5},
+        "distill": tree["spec"]["distill"] | {"students": [{"name": "first"}, wide], "placement": "spread"},
+    }
+    [teacher] = [each["name"] for each in family["distill"]["teacher"]]
+    spec = tree["spec"] | family | {"teachers": {teacher: {"num_cpus": 0.5}}}
+    start = "train.pretrained_model_path=${nodes.family.students.first}"
+    tree["nodes"] = {"family": {"spec": spec}, "next": {"changes": [start, "train.max_steps=2"]}}
+    report = radioplat.pipeline(tree)
+    assert {entry.name: entry.state for entry in report.nodes} == {"family": State.done, "next": State.done}
+    folders = [report.folder / "family" / "students" / name for name in ("first", "wide")]
+    assert [world_size(folder) for folder in folders] == [1, 1]
+    (begin, end), (other_begin, other_end) = map(times, folders)
+    assert begin <= other_end and other_begin <= end
+
+
 def test_a_stop_is_for_all_nodes(tree, cluster):
     """As SIGTERM does; every node that trains saves first."""
     del tree["nodes"]["two"]

@@ -16,6 +16,7 @@ from radioplat.cluster.resources import Resources, demand_of
 from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode
+from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.pipeline.dag import TaskNode
 from radioplat.tasks.pipeline.local_runner import LOG, error_of
@@ -32,7 +33,7 @@ class Placed:
     """A node on the cluster.
 
     Attributes:
-        alone: whether it is one process; else it starts a Ray run with several workers.
+        alone: whether it is one process; else it starts a Ray run with several workers, or groups of them.
         task: what Ray reserves for the process of the node itself.
         whole: what the node needs in all, with the workers and teachers that it starts.
     """
@@ -48,8 +49,10 @@ def placed_on(spec: Spec, gpus: bool) -> Placed:
     Args:
         gpus: the cluster has GPUs.
     """
-    if spec.worker_bounds[1] > 1 and uses_ray(spec):
-        return Placed(False, Resources(0.01, 0.0), demand_of(spec, frozen_teachers(spec), gpus))
+    spread = spec.distill.placement is StudentPlacement.spread
+    if (spread or spec.worker_bounds[1] > 1) and uses_ray(spec):
+        groups = max(1, len(spec.distill.students)) if spread else 1
+        return Placed(False, Resources(0.01, 0.0), demand_of(spec, frozen_teachers(spec), gpus, groups=groups))
     own = Resources(spec.cluster.cpus_per_worker, float(gpus))
     return Placed(True, own, own)
 
