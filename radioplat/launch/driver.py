@@ -20,6 +20,7 @@ from radioplat.launch.storage_watch import StorageWatch
 from radioplat.launch.student_start import StudentStart
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.driver_log import driver_log
@@ -180,7 +181,9 @@ def _run_alone(
         first = next(iter(results.values()))
         if "" in results:
             return first
-        account = None if run.spread else settled(run)  # each has its own
+        account = None
+        if spec.distill.placement is StudentPlacement.together:  # else each has its own
+            account = settled(replace(run, folder=folder.path), [result.teacher_costs for result in results.values()])
         with StatusLog(folder.status_path) as status:
             status.write(f"{task} is done: {', '.join(results)}", Status.SUCCESS, kpi=account.kpi() if account else {})
         return replace(first, folder=folder.path, account=account, students=results)
