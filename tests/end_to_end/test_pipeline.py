@@ -31,6 +31,7 @@ def spec(make_spec) -> dict:
     del spec["results_dir"], spec["teachers"]
     spec["distill"]["teacher"] = spec["distill"]["teacher"][1:]
     spec["train"] |= {"checkpoint_interval": 2, "checkpoint_interval_unit": "step"}
+    spec["cluster"] |= {"cpu_hour_price": 3.6}
     return spec
 
 
@@ -103,6 +104,7 @@ def test_no_finished_node_runs_again_after_a_kill(gone_on, killed):
         ("student", State.done, [1, 2]),
     ]
     assert all(entry.seconds > 0 and entry.cpu_seconds > 0 and entry.step == entry.steps == 8 for entry in report.nodes)
+    assert all(entry.price == pytest.approx(entry.cpu_seconds * 0.001) for entry in report.nodes)
     log = (report.folder / "student" / "output.log").read_text()
     assert ": goes on from model_epoch_" in log  # the killed command's node had saved
     student = radioplat.load_student(report.results["student"])
@@ -112,7 +114,7 @@ def test_no_finished_node_runs_again_after_a_kill(gone_on, killed):
 def test_what_the_pipeline_leaves(gone_on):
     report, _ = gone_on
     record = json.loads((report.folder / "pipeline.json").read_text())
-    assert record["progress"] == 1.0 and record["totals"]["seconds"] > 0
+    assert record["progress"] == 1.0 and record["totals"]["seconds"] > 0 and record["totals"]["price"] > 0
     page = report.report.read_text()
     assert "2 of 2 nodes are done" in page and "data:image/png;base64," in page and "An arrow leads" in page
     assert (report.folder / "pipeline.png").stat().st_size > 2000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from radioplat.tasks.pipeline.record import NodeEntry
-from radioplat.tracking.attempts.goodput import FILE, goodput
+from radioplat.tracking.attempts.goodput import FILE, Goodput, goodput
 from radioplat.tracking.status import read_status
 
 
@@ -22,10 +22,21 @@ def last_step(folder: Path) -> tuple[int, int]:
 
 
 def add_costs(entry: NodeEntry, folder: Path) -> None:
-    """Set steps and costs of ``entry``, summed over all runs below its folder and all their starts."""
+    """Set steps and costs of ``entry``, summed over all runs below its folder and all their starts.
+
+    Of a run that has not ended, the price and the teachers' time are unknown yet.
+    """
     entry.step, entry.steps = last_step(folder)
-    accounts = [goodput(path.parent) for path in sorted(folder.rglob(FILE))]
-    entry.gpu_seconds = sum(account.gpu_seconds for account in accounts if account)
-    entry.cpu_seconds = sum(account.cpu_seconds for account in accounts if account)
-    prices = [account.price for account in accounts if account and account.price is not None]
+    accounts = [account for path in sorted(folder.rglob(FILE)) if (account := _account(path.parent)) is not None]
+    entry.gpu_seconds = sum(account.gpu_seconds + account.teacher_gpu_seconds for account in accounts)
+    entry.cpu_seconds = sum(account.cpu_seconds + account.teacher_cpu_seconds for account in accounts)
+    prices = [account.price for account in accounts if account.price is not None]
     entry.price = sum(prices) if prices else None
+
+
+def _account(folder: Path) -> Goodput | None:
+    """Return the account of a run: the one written at its end, or if it has run further since, a new count."""
+    counted, ended = goodput(folder), Goodput.read(folder)
+    if counted is not None and ended is not None and ended.wall >= counted.wall - 1e-6:
+        return ended
+    return counted
