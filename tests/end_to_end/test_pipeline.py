@@ -126,7 +126,14 @@ def test_a_changed_node_runs_again_alone(gone_on, killed):
     report, _ = gone_on
     before = {entry.name: entry for entry in report.nodes}
     lines: list[str] = []
-    again = radioplat.pipeline(killed, ["nodes.student.train.optim.lr=0.002"], say=lines.append)
+    progress: list[float] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        progress.append(Record(report.folder).progress)
+
+    again = radioplat.pipeline(killed, ["nodes.student.train.optim.lr=0.002"], say=say)
+    assert progress[1] == 0.5 and lines[1].startswith("student begins anew")  # its old steps do not count
     assert [line.partition(";")[0] for line in lines if "begins anew" in line] == [
         "student begins anew, changed: train.optim.lr: 0.001 -> 0.002"
     ]

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radioplat.spec.loading.students import FOLDER as STUDENTS
 from radioplat.tasks.pipeline.record import NodeEntry
 from radioplat.tracking.attempts.goodput import FILE, Goodput, goodput
 from radioplat.tracking.status import read_status
+from radioplat.training.loop.ended_student import FILE as ENDED
+
+STATUS, TASK = "status.json", "distill"
 
 
 def last_step(folder: Path) -> tuple[int, int]:
-    """Return the last step and the number of steps of the run in a node's folder that wrote last; zeros for none."""
-    logs = [path for path in folder.rglob("status.json") if (path.parent / FILE).exists()]
-    if not logs:
-        return 0, 0
-    latest = max(logs, key=lambda path: path.stat().st_mtime_ns)
-    for line in reversed(read_status(latest)):
+    """Return the last step and the number of steps of the run in a node's folder that wrote last; zeros for none.
+
+    Of several students it is the step of the one that is furthest behind, without those that diverged.
+    """
+    runs: dict[Path, list[Path]] = {}
+    for path in folder.rglob(STATUS):
+        home = path.parents[1]  # of <results_dir>/<task>/status.json
+        student = home.parent.name == STUDENTS and home != folder
+        if student and path.parent.name != TASK:
+            continue  # of an evaluation or an export that follows
+        runs.setdefault(home.parents[1] if student else home, []).append(path)
+    states: list[tuple[int, int, int]] = []  # time of the last line, step and number of steps of each run
+    for home, logs in runs.items():
+        steps = {path: _last_step(path) for path in logs}
+        learners = [path for path in logs if path.parents[1] != home] or [path for path in logs if steps[path][1]]
+        learners = [path for path in learners if not (path.parent / ENDED).exists()] or learners
+        if most := max((steps[path][1] for path in learners), default=0):
+            written = max(path.stat().st_mtime_ns for path in logs)
+            states.append((written, min(steps[path][0] for path in learners), most))
+    return max(states)[1:] if states else (0, 0)
+
+
+def _last_step(path: Path) -> tuple[int, int]:
+    for line in reversed(read_status(path)):
         if "max_step" in line:
             return int(line["step"]), int(line["max_step"])
     return 0, 0

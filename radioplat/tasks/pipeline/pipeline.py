@@ -24,7 +24,7 @@ from radioplat.tasks.pipeline.costs import add_costs, last_step
 from radioplat.tasks.pipeline.dag import Pipeline, TaskNode, key_of, load_pipeline
 from radioplat.tasks.pipeline.kinds import TASKS, results_of
 from radioplat.tasks.pipeline.local_runner import LocalRunner
-from radioplat.tasks.pipeline.place import fingerprint_of, finished_nodes, placed
+from radioplat.tasks.pipeline.place import begins_anew, fingerprint_of, finished_nodes, placed
 from radioplat.tasks.pipeline.record import NodeEntry, Record, State
 from radioplat.tasks.pipeline.report import write_pages
 from radioplat.tasks.pipeline.worker import RESULT, Job, read_result
@@ -120,8 +120,14 @@ class _Run:
         for node in graph:
             entry = record.entries[node.name]
             entry.task, entry.needs = node.task.value, list(node.needs)
-            if node.name not in finished:
-                entry.state = State.waiting
+            if node.name in finished:
+                entry.state = State.done  # also after a start that was killed before it came to the node
+                if not entry.steps:
+                    entry.step, entry.steps = last_step(self._pipeline.home / node.name)
+                continue
+            entry.state = State.waiting
+            if begins_anew(self._pipeline, node, record, finished):
+                entry.step = entry.steps = 0  # what was trained before does not count for the progress
         record.write()
         if len(finished) < len(graph):
             self._run_nodes()

@@ -1,16 +1,30 @@
-"""The bill of a node, read from the records of its runs."""
+"""The progress and the bill of a node, read from the records of its runs."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from radioplat.tasks.pipeline.costs import add_costs
+from radioplat.tasks.pipeline.costs import add_costs, last_step
 from radioplat.tasks.pipeline.record import NodeEntry
 from radioplat.tracking.attempts.goodput import BEGIN, END, FILE, RUN, Goodput, goodput
 from radioplat.tracking.json_lines import append_line
+from radioplat.tracking.status import StatusLog
+
+
+def trained(folder: Path, step: int, at: float, ended: bool = False) -> None:
+    """The status of a run in ``folder`` after ``step`` of eight steps, written at this time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with StatusLog(folder / "status.json") as status:
+        status.write("distill starts")
+        if step:
+            status.progress(epoch=0, max_epoch=1, step=step, max_step=8, seconds_per_step=1.0, steps_per_epoch=8)
+    os.utime(folder / "status.json", (at, at))
+    if ended:
+        (folder / "ended.json").write_text("{}")
 
 
 def account(folder: Path, begin: float, seconds: float) -> None:
@@ -19,6 +33,30 @@ def account(folder: Path, begin: float, seconds: float) -> None:
     held = {"attempt": 1, "step": 0, "world_size": 2, "on_cluster": True, "gpus": 2, "cpus": 8}
     for time, line in ((0.0, {"event": RUN}), (0.0, {"event": BEGIN, **held}), (seconds, {"event": END})):
         append_line(folder / FILE, {"time": begin + time, **line})
+
+
+def test_the_run_that_wrote_last_counts(tmp_path):
+    assert last_step(tmp_path) == (0, 0)
+    trained(tmp_path / "chain" / "first" / "distill", 8, at=100)
+    assert last_step(tmp_path) == (8, 8)
+    trained(tmp_path / "chain" / "second" / "distill", 3, at=200)
+    assert last_step(tmp_path) == (3, 8)
+
+
+def test_of_several_students_the_one_that_is_furthest_behind_counts(tmp_path):
+    """Their steps are in their folders, and the account of all of them in the folder of the run."""
+    node = tmp_path / "students"  # a node may have any name
+    account(node / "distill", 0.0, 1.0)
+    trained(node / "distill", 0, at=100)
+    trained(node / "students" / "small" / "distill", 6, at=100)
+    trained(node / "students" / "edge" / "distill", 4, at=99)
+    trained(node / "students" / "small" / "evaluate", 0, at=101)
+    assert last_step(node) == (4, 8)
+    trained(node / "students" / "late" / "distill", 0, at=101)  # added at a resume
+    assert last_step(node) == (0, 8)
+    trained(node / "students" / "late" / "distill", 5, at=102)
+    trained(node / "students" / "wild" / "distill", 2, at=102, ended=True)
+    assert last_step(node) == (4, 8)
 
 
 def test_the_bill_of_a_run_that_has_ended_has_its_teachers_and_its_price(tmp_path):
