@@ -113,3 +113,32 @@ def test_a_stop_is_for_all_nodes(tree, cluster):
     steps = [f"nodes.{name}.train.max_steps={entries[name].step + 1}" for name in ("small", "other")]
     radioplat.pipeline(tree, steps, say=lines.append)
     assert "proxy starts (distill)" not in lines
+
+
+def test_a_stop_cancels_a_node_that_waits_for_resources(tree, cluster):
+    """All CPUs are another's, who keeps them."""
+
+    @ray.remote(num_cpus=4)
+    class Keeper:
+        def ready(self) -> bool:
+            return True
+
+    keeper = Keeper.remote()
+    assert ray.get(keeper.ready.remote(), timeout=60)
+    tree["nodes"] = {"proxy": {}}
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        """Ask for the stop once the node is submitted."""
+        lines.append(line)
+        if line == "proxy starts (distill)":
+            threading.Timer(3.0, signal.raise_signal, [signal.SIGTERM]).start()
+
+    begin = time.monotonic()
+    with pytest.raises(Stopped):
+        radioplat.pipeline(tree, say=say)
+    assert time.monotonic() - begin < 60 and "proxy is stopped; the same command continues it" in lines
+    home = Path(tree["results_dir"])
+    assert Record(home).entries["proxy"].state is State.stopped and not list(home.glob(".*"))
+    ray.kill(keeper)
+    assert radioplat.pipeline(tree).nodes[0].state is State.done
