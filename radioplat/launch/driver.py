@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from radioplat.cluster.ray_cluster import check_cluster, uses_ray
 from radioplat.common.sigterm import handling_sigterm
 from radioplat.design.run import Run
-from radioplat.errors import RadioplatError, SpecError, Stopped
+from radioplat.errors import RadioplatError, SpecError, Stopped, TrainingError
 from radioplat.launch.members import Member, begin_all, checked_specs, open_members, whole_run
 from radioplat.launch.preflight.run_parts import names_no_folder
 from radioplat.launch.ray.scanning import scanner
@@ -19,6 +20,7 @@ from radioplat.launch.storage_watch import StorageWatch
 from radioplat.launch.student_start import StudentStart
 from radioplat.spec.checks.tasks.training_run import check
 from radioplat.spec.checks.tasks.training_task import is_taught
+from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tracking.attempts.attempts import Attempts
 from radioplat.tracking.attempts.driver_log import driver_log
@@ -63,6 +65,23 @@ class RunResult:
         return self.checkpoint
 
 
+class StudentsFailed(TrainingError):
+    """Some of several students failed, while others have all their steps.
+
+    Attributes:
+        whole: the results of the others, by name.
+    """
+
+    whole: Mapping[str, RunResult] = MappingProxyType({})  # a copy by pickle has only the problems
+
+    @classmethod
+    def of(cls, error: TrainingError, whole: Mapping[str, RunResult]) -> StudentsFailed:
+        """Return the error with the problems of ``error``."""
+        failed = cls(*error.problems)
+        failed.whole = whole
+        return failed
+
+
 def run_task(
     spec: Spec,
     task: str,
@@ -79,6 +98,7 @@ def run_task(
 
     Raises:
         NewerRecord: a newer version wrote a record in the folder; nothing is written there.
+        StudentsFailed: the run ended with an error, and some of several students have all their steps.
         RadioplatError: the run cannot start, or ended with an error.
         Stopped: on SIGTERM, after a checkpoint.
     """
@@ -150,9 +170,10 @@ def _run_alone(
                     log.write(f"{task} cannot start: {reason}", Status.FAILURE, verbosity="ERROR", refused=True)
                 else:
                     log.write(f"{task} failed: {reason}", Status.FAILURE, verbosity="ERROR")
-            for member, start in zip(members, starts, strict=False):
-                if start.name in whole:  # another student failed
-                    _ended(task, start, member.say(say))
+            started = zip(members, starts, strict=False)  # another student failed
+            ended = {s.name: _ended(task, s, member.say(say)) for member, s in started if s.name in whole}
+            if ended and isinstance(error, TrainingError):
+                raise StudentsFailed.of(error, ended) from error
             raise
         finally:
             status.close()
@@ -160,7 +181,9 @@ def _run_alone(
         first = next(iter(results.values()))
         if "" in results:
             return first
-        account = None if run.spread else settled(run)  # each has its own
+        account = None
+        if spec.distill.placement is StudentPlacement.together:  # else each has its own
+            account = settled(replace(run, folder=folder.path), [result.teacher_costs for result in results.values()])
         with StatusLog(folder.status_path) as status:
             status.write(f"{task} is done: {', '.join(results)}", Status.SUCCESS, kpi=account.kpi() if account else {})
         return replace(first, folder=folder.path, account=account, students=results)

@@ -243,7 +243,13 @@ def held_by(folder: Path) -> str:
 
 
 def check_lease(folder: Path, token: str) -> TrainingError | None:
-    """Return an error if another run than that of ``token`` holds ``folder``; an empty token accepts any."""
+    """Return an error if another run than that of ``token`` holds ``folder``, or the folder is gone.
+
+    An empty token accepts any state.
+    """
+    if token and _is_missing(folder):
+        hint = "This run ends; it writes no further checkpoint."
+        return TrainingError("the folder of this run was moved or removed", where=str(folder), hint=hint)
     holder = read_holder(Path(folder) / NAME) if token else None
     if holder is None or holder.token == token:
         return None
@@ -252,6 +258,17 @@ def check_lease(folder: Path, token: str) -> TrainingError | None:
         where=str(folder),
         hint="This one was silent for too long, or its driver was lost; it writes no further checkpoint.",
     )
+
+
+def _is_missing(folder: Path) -> bool:
+    """Return whether there is no such folder; False if the storage does not say."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _token(holder: Holder | None) -> str:

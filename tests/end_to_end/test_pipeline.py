@@ -31,6 +31,7 @@ def spec(make_spec) -> dict:
     del spec["results_dir"], spec["teachers"]
     spec["distill"]["teacher"] = spec["distill"]["teacher"][1:]
     spec["train"] |= {"checkpoint_interval": 2, "checkpoint_interval_unit": "step"}
+    spec["cluster"] |= {"cpu_hour_price": 3.6}
     return spec
 
 
@@ -103,6 +104,7 @@ def test_no_finished_node_runs_again_after_a_kill(gone_on, killed):
         ("student", State.done, [1, 2]),
     ]
     assert all(entry.seconds > 0 and entry.cpu_seconds > 0 and entry.step == entry.steps == 8 for entry in report.nodes)
+    assert all(entry.price == pytest.approx(entry.cpu_seconds * 0.001) for entry in report.nodes)
     log = (report.folder / "student" / "output.log").read_text()
     assert ": goes on from model_epoch_" in log  # the killed command's node had saved
     student = radioplat.load_student(report.results["student"])
@@ -112,7 +114,7 @@ def test_no_finished_node_runs_again_after_a_kill(gone_on, killed):
 def test_what_the_pipeline_leaves(gone_on):
     report, _ = gone_on
     record = json.loads((report.folder / "pipeline.json").read_text())
-    assert record["progress"] == 1.0 and record["totals"]["seconds"] > 0
+    assert record["progress"] == 1.0 and record["totals"]["seconds"] > 0 and record["totals"]["price"] > 0
     page = report.report.read_text()
     assert "2 of 2 nodes are done" in page and "data:image/png;base64," in page and "An arrow leads" in page
     assert (report.folder / "pipeline.png").stat().st_size > 2000
@@ -124,12 +126,56 @@ def test_a_changed_node_runs_again_alone(gone_on, killed):
     report, _ = gone_on
     before = {entry.name: entry for entry in report.nodes}
     lines: list[str] = []
-    again = radioplat.pipeline(killed, ["nodes.student.train.optim.lr=0.002"], say=lines.append)
+    progress: list[float] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        progress.append(Record(report.folder).progress)
+
+    again = radioplat.pipeline(killed, ["nodes.student.train.optim.lr=0.002"], say=say)
+    assert progress[1] == 0.5 and lines[1].startswith("student begins anew")  # its old steps do not count
     assert [line.partition(";")[0] for line in lines if "begins anew" in line] == [
         "student begins anew, changed: train.optim.lr: 0.001 -> 0.002"
     ]
     assert again.nodes[0] == before["proxy"] and again.nodes[1].files != before["student"].files
     assert (report.folder / "student.before1" / "distill" / "model_latest").exists()
+
+
+def test_a_changed_node_takes_nothing_over_from_a_process_that_still_saves(spec, tmp_path, monkeypatch):
+    """The command is killed while its node is in a step; the next start changes that node."""
+    (tmp_path / "slow_hook.py").write_text(
+        "import pathlib, time\nfrom radioplat.training.hooks.step_hook import StepHook\n\n"
+        "class Waits(StepHook):\n    name = 'waits'\n\n"
+        "    def begin_step(self, step):\n"
+        "        end = time.monotonic() + 200\n"
+        f"        while step == 3 and not pathlib.Path('{tmp_path}/go').exists() and time.monotonic() < end:\n"
+        "            time.sleep(0.05)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = dag(tmp_path, spec, {"proxy": {"changes": ["train.hooks=['slow_hook:Waits']"]}})
+    process = Forked(run_script, str(ROOT / "jobs" / "pipeline.py"), "-e", str(path))
+    end = time.monotonic() + 200
+    while not list(tmp_path.glob("out/proxy/distill/model_epoch_*")) and process.poll() is None:
+        assert time.monotonic() < end, process.output
+        time.sleep(0.02)
+    process.kill()
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        """Let the old process finish its step once the new start waits for it."""
+        lines.append(line)
+        if "is still written by process" in line:
+            (tmp_path / "go").touch()
+
+    done = radioplat.pipeline(path, ["nodes.proxy.train.optim.lr=0.002"], say=say)
+    assert any("is still written by process" in line for line in lines)
+    status = [
+        json.loads(line) for line in (tmp_path / "out/proxy.before1/distill/status.json").read_text().splitlines()
+    ]
+    assert "was stopped by SIGTERM" in status[-1]["message"]
+    assert len(list((tmp_path / "out/proxy.before1/distill").glob("model_epoch_*"))) == 2  # of steps 2 and 4
+    assert "goes on from" not in (done.folder / "proxy" / "output.log").read_text()
 
 
 @pytest.mark.proof

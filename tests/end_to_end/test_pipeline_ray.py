@@ -66,6 +66,25 @@ def test_nodes_run_side_by_side_and_none_again(tree, cluster):
     assert judged(report.folder)["ran"] == {1: list(tree["nodes"]), 2: []}
 
 
+def test_students_with_workers_of_their_own(tree, cluster):
+    """A node of one worker for each of two students, side by side, and what needs one of them."""
+    wide = {"name": "wide", "model": {"backbone": {"kwargs": {"embed_dim": 96}}}}
+    family = {
+        "cluster": {"mode": "ray", "cpus_per_worker": 1.0, "cpus_per_decode": 0.5},
+        "distill": tree["spec"]["distill"] | {"students": [{"name": "first"}, wide], "placement": "spread"},
+    }
+    [teacher] = [each["name"] for each in family["distill"]["teacher"]]
+    spec = tree["spec"] | family | {"teachers": {teacher: {"num_cpus": 0.5}}}
+    start = "train.pretrained_model_path=${nodes.family.students.first}"
+    tree["nodes"] = {"family": {"spec": spec}, "next": {"changes": [start, "train.max_steps=2"]}}
+    report = radioplat.pipeline(tree)
+    assert {entry.name: entry.state for entry in report.nodes} == {"family": State.done, "next": State.done}
+    folders = [report.folder / "family" / "students" / name for name in ("first", "wide")]
+    assert [world_size(folder) for folder in folders] == [1, 1]
+    (begin, end), (other_begin, other_end) = map(times, folders)
+    assert begin <= other_end and other_begin <= end
+
+
 def test_a_stop_is_for_all_nodes(tree, cluster):
     """As SIGTERM does; every node that trains saves first."""
     del tree["nodes"]["two"]
@@ -94,3 +113,32 @@ def test_a_stop_is_for_all_nodes(tree, cluster):
     steps = [f"nodes.{name}.train.max_steps={entries[name].step + 1}" for name in ("small", "other")]
     radioplat.pipeline(tree, steps, say=lines.append)
     assert "proxy starts (distill)" not in lines
+
+
+def test_a_stop_cancels_a_node_that_waits_for_resources(tree, cluster):
+    """All CPUs are another's, who keeps them."""
+
+    @ray.remote(num_cpus=4)
+    class Keeper:
+        def ready(self) -> bool:
+            return True
+
+    keeper = Keeper.remote()
+    assert ray.get(keeper.ready.remote(), timeout=60)
+    tree["nodes"] = {"proxy": {}}
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        """Ask for the stop once the node is submitted."""
+        lines.append(line)
+        if line == "proxy starts (distill)":
+            threading.Timer(3.0, signal.raise_signal, [signal.SIGTERM]).start()
+
+    begin = time.monotonic()
+    with pytest.raises(Stopped):
+        radioplat.pipeline(tree, say=say)
+    assert time.monotonic() - begin < 60 and "proxy is stopped; the same command continues it" in lines
+    home = Path(tree["results_dir"])
+    assert Record(home).entries["proxy"].state is State.stopped and not list(home.glob(".*"))
+    ray.kill(keeper)
+    assert radioplat.pipeline(tree).nodes[0].state is State.done

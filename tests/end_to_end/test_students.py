@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import radioplat
-from radioplat.errors import DataError, EngineError, SpecError, TrainingError
+from radioplat.errors import DataError, EngineError, SpecError
+from radioplat.launch.driver import StudentsFailed
 from radioplat.objectives.distill import DistillObjective
 from radioplat.spec.loading.load import load_spec
 from radioplat.spec.loading.students import student_specs
@@ -182,8 +183,9 @@ def diverging(monkeypatch):
 def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_path, diverging):
     diverging(5)
     overrides = (*EVERY_SECOND, "train.non_finite=fail")
-    with pytest.raises(TrainingError, match="1 of 3 students diverged; the other 2 went on: cnn at step 5"):
+    with pytest.raises(StudentsFailed, match="1 of 3 students diverged; the other 2 went on: cnn at step 5") as raised:
         distil(family_spec(tmp_path), *overrides)
+    assert {name: result.global_step for name, result in raised.value.whole.items()} == {"base": 8, "small": 8}
     folders = {name: tmp_path / "students" / name / "distill" for name in NAMES}
     assert [newest(folders[name])[1].global_step for name in NAMES] == [8, 8, 4]
     assert json.loads((folders["cnn"] / "ended.json").read_text())["step"] == 5

@@ -14,6 +14,7 @@ import torch
 
 from radioplat.spec.loading.load import load_spec
 from radioplat.tracking.attempts.attempts import Attempts
+from radioplat.tracking.attempts.goodput import Goodput
 from radioplat.tracking.status import read_status
 from radioplat.tracking.teacher_cost import TeacherCosts
 from radioplat.training.accounting.prove import prove_run
@@ -60,7 +61,8 @@ def same(ours, theirs) -> None:
 def test_two_workers_one_of_which_is_killed(apart, make_spec, distil, tmp_path, ray_environment, monkeypatch):
     for name, value in ray_environment.items():
         monkeypatch.setenv(name, value)
-    changes = {"train": {"num_gpus": 2}, "cluster": {"mode": "ray"}, "distill": {"students": STUDENTS}}
+    cluster = {"mode": "ray", "cpu_hour_price": 3.6}
+    changes = {"train": {"num_gpus": 2}, "cluster": cluster, "distill": {"students": STUDENTS}}
     killed: list[int] = []
 
     def kill() -> None:
@@ -84,6 +86,13 @@ def test_two_workers_one_of_which_is_killed(apart, make_spec, distil, tmp_path, 
         assert prove_run(ours.folder, load_spec(make_spec(tmp_path)).dataset).holds
         bills[name] = TeacherCosts.read(ours.folder).teachers["lite0"]
     assert len({bill.images for bill in bills.values()}) == 1
+    # The bill of the whole has the workers and, of all students together, the teachers' actors.
+    costs = [TeacherCosts.read(student.folder).teachers.values() for student in run.result.students.values()]
+    held = sum(cost.cpu_seconds * cost.held_seconds / cost.seconds for each in costs for cost in each if cost.seconds)
+    account = run.result.account
+    assert held > 0 and account.teacher_cpu_seconds == pytest.approx(held)
+    assert account.price == pytest.approx((account.cpu_seconds + account.teacher_cpu_seconds) * 0.001)
+    assert Goodput.read(run.folder) == account
 
 
 @pytest.mark.proof

@@ -210,6 +210,16 @@ def test_the_holder_keeps_it_fresh(tmp_path):
         assert (tmp_path / NAME).stat().st_mtime > 0
 
 
+def test_a_run_whose_folder_was_moved_writes_no_further(tmp_path):
+    """It would create its folder again, with weights that another run would take for its own."""
+    folder = tmp_path / "distill"
+    with Lease(folder, pytest.fail) as lease:
+        assert check_lease(folder, lease.token) is None
+        folder.rename(tmp_path / "distill.before1")
+        assert "was moved or removed" in str(check_lease(folder, lease.token))
+        assert check_lease(folder, "") is None
+
+
 def test_an_empty_token_is_not_held_to_it(tmp_path, elsewhere):
     put(tmp_path, elsewhere)
     assert check_lease(tmp_path, "") is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from radioplat.errors import Problem
@@ -17,17 +17,20 @@ def paths_in_copy(spec: Spec) -> list[Problem]:
 
     Ray deletes the copy after the job, and each node has its own, so files written there are lost.
     """
+    return list(relative_in_copy(_paths(spec)))
+
+
+def relative_in_copy(paths: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+    """Yield a problem for each relative path among ``paths``, field and value, if this process runs in Ray's copy."""
     if _RAY_COPY not in Path.cwd().parts:
-        return []
-    return [
-        Problem(
-            f"{path} is relative, and this job runs in Ray's temporary copy of the working directory",
-            where,
-            f"Give the absolute path, e.g. {where}=$PWD/{path} where you submit.",
-        )
-        for where, path in _paths(spec)
-        if not Path(path).is_absolute() and "://" not in path  # object stores are the same from everywhere
-    ]
+        return
+    for where, path in paths:
+        if not Path(path).is_absolute() and "://" not in path:  # object stores are the same from everywhere
+            yield Problem(
+                f"{path} is relative, and this job runs in Ray's temporary copy of the working directory",
+                where,
+                f"Give the absolute path, e.g. {where}=$PWD/{path} where you submit.",
+            )
 
 
 def _paths(spec: Spec) -> Iterator[tuple[str, str]]:

@@ -112,6 +112,7 @@ def _check_node(
         The structures of the students that it will train, by :func:`~radioplat.tasks.pipeline.dag.key_of`.
     """
     spec = pipeline.fields(node)
+    spec.results_dir = str(pipeline.home / node.name)  # the one in the node's spec is not used
     contradictions = list(TASKS[node.task].problems(spec))
     if any(name not in known for name in node.reads):
         report.problems += [problem for problem in contradictions if "nodes." not in str(problem)]

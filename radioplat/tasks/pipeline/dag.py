@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.errors import Problem, SpecError, did_you_mean, problems_of
 from radioplat.spec.loading.fields import faults, first_line
+from radioplat.spec.loading.job_paths import relative_in_copy
 from radioplat.spec.loading.load import dump, load_spec
 from radioplat.spec.loading.overrides import apply_override
 from radioplat.spec.ranges import number, range_problems
@@ -249,6 +250,7 @@ def _references(config: PipelineConfig, name: str) -> Iterator[tuple[str, str, s
 def _problems(config: PipelineConfig) -> Iterator[Problem]:
     """Yield what is wrong with the graph, and with the folder."""
     yield from results_problems(config.results_dir, "results_dir")
+    yield from relative_in_copy([("results_dir", config.results_dir)])
     if not config.nodes:
         yield Problem("there is no node", "nodes", "For example nodes: {proxy: {task: distill, spec: proxy.yaml}}.")
     needs: dict[str, list[str]] = {}

@@ -24,10 +24,11 @@ from radioplat.tasks.pipeline.costs import add_costs, last_step
 from radioplat.tasks.pipeline.dag import Pipeline, TaskNode, key_of, load_pipeline
 from radioplat.tasks.pipeline.kinds import TASKS, results_of
 from radioplat.tasks.pipeline.local_runner import LocalRunner
-from radioplat.tasks.pipeline.place import fingerprint_of, finished_nodes, placed
+from radioplat.tasks.pipeline.place import begins_anew, fingerprint_of, finished_nodes, placed
 from radioplat.tasks.pipeline.record import NodeEntry, Record, State
 from radioplat.tasks.pipeline.report import write_pages
 from radioplat.tasks.pipeline.worker import RESULT, Job, read_result
+from radioplat.tasks.shared.held_lease import wait_for_leases
 from radioplat.tracking.lease import Lease
 from radioplat.tracking.results import TaskFolder
 from radioplat.tracking.task_log import log_task
@@ -119,8 +120,14 @@ class _Run:
         for node in graph:
             entry = record.entries[node.name]
             entry.task, entry.needs = node.task.value, list(node.needs)
-            if node.name not in finished:
-                entry.state = State.waiting
+            if node.name in finished:
+                entry.state = State.done  # also after a start that was killed before it came to the node
+                if not entry.steps:
+                    entry.step, entry.steps = last_step(self._pipeline.home / node.name)
+                continue
+            entry.state = State.waiting
+            if begins_anew(self._pipeline, node, record, finished):
+                entry.step = entry.steps = 0  # what was trained before does not count for the progress
         record.write()
         if len(finished) < len(graph):
             self._run_nodes()
@@ -169,6 +176,7 @@ class _Run:
                 why = f"changed: {', '.join(changed)}" if changed else "a node that it needs has another result"
                 if not entry.fingerprint:
                     why = "its folder is of another pipeline"
+                wait_for_leases(folder, self._say)  # its process may still save, after a kill of the command
                 self._say(f"{node.name} begins anew, {why}; what was there is in {moved_aside(folder).name}")
             entry = NodeEntry(node.name, node.task.value, list(node.needs), now)
             self._record.entries[node.name] = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from radioplat.spec.schema.root import Spec
@@ -53,3 +54,14 @@ def finished_nodes(pipeline: Pipeline, record: Record) -> dict[str, Outcome]:
         if path.exists() and entry.fingerprint == fingerprint_of(pipeline, node, record):
             finished[node.name] = entry.outcome
     return finished
+
+
+def begins_anew(pipeline: Pipeline, node: TaskNode, record: Record, finished: Mapping[str, Outcome]) -> bool:
+    """Return whether an unfinished node will not go on from what earlier starts trained.
+
+    Args:
+        finished: see :func:`finished_nodes`; what needs an unfinished node begins anew, or for the first time.
+    """
+    if any(name not in finished for name in node.needs):
+        return True
+    return record.entries[node.name].fingerprint != fingerprint_of(pipeline, node, record)

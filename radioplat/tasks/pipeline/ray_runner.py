@@ -16,6 +16,7 @@ from radioplat.cluster.resources import Resources, demand_of
 from radioplat.errors import RadioplatError, Stopped
 from radioplat.spec.resolved.teacher import frozen_teachers
 from radioplat.spec.schema.cluster import ClusterMode
+from radioplat.spec.schema.distill import StudentPlacement
 from radioplat.spec.schema.root import Spec
 from radioplat.tasks.pipeline.dag import TaskNode
 from radioplat.tasks.pipeline.local_runner import LOG, error_of
@@ -32,7 +33,7 @@ class Placed:
     """A node on the cluster.
 
     Attributes:
-        alone: whether it is one process; else it starts a Ray run with several workers.
+        alone: whether it is one process; else it starts a Ray run with several workers, or groups of them.
         task: what Ray reserves for the process of the node itself.
         whole: what the node needs in all, with the workers and teachers that it starts.
     """
@@ -48,8 +49,10 @@ def placed_on(spec: Spec, gpus: bool) -> Placed:
     Args:
         gpus: the cluster has GPUs.
     """
-    if spec.worker_bounds[1] > 1 and uses_ray(spec):
-        return Placed(False, Resources(0.01, 0.0), demand_of(spec, frozen_teachers(spec), gpus))
+    spread = spec.distill.placement is StudentPlacement.spread
+    if (spread or spec.worker_bounds[1] > 1) and uses_ray(spec):
+        groups = max(1, len(spec.distill.students)) if spread else 1
+        return Placed(False, Resources(0.01, 0.0), demand_of(spec, frozen_teachers(spec), gpus, groups=groups))
     own = Resources(spec.cluster.cpus_per_worker, float(gpus))
     return Placed(True, own, own)
 
@@ -83,6 +86,7 @@ class RayRunner:
         self._placed = {name: placed_on(spec, self._gpus) for name, spec in specs.items()}
         self._token = secrets.token_hex(3)
         self._running: dict[Any, tuple[TaskNode, Job]] = {}
+        self._cancelled: set[Any] = set()
         self.stopping = False
 
     def fits(self, node: TaskNode) -> bool:
@@ -112,6 +116,7 @@ class RayRunner:
         need = self._placed[node.name].task
         # A process each: a request to stop is for one node only.
         options = {"num_cpus": need.cpus, "num_gpus": need.gpus, "max_calls": 1, "max_retries": RETRIES}
+        _begun(self._home, self._token, node.name).unlink(missing_ok=True)
         task = ray.remote(**options)(_run_on_ray).options(name=node.name)
         self._running[task.remote(job, str(self._home), self._token)] = (node, job)
 
@@ -120,12 +125,17 @@ class RayRunner:
         import ray
 
         self._watch()
+        if self.stopping:
+            self._cancel_waiting()
         done, _ = ray.wait(list(self._running), timeout=CHECK_S)
         result: list[tuple[TaskNode, BaseException | None]] = []
         for reference in done:
             node, job = self._running.pop(reference)
             try:
                 status = ray.get(reference)
+            except ray.exceptions.TaskCancelledError:
+                result.append((node, Stopped()))
+                continue
             except ray.exceptions.RayError as error:
                 message = f"its process on the cluster was lost: {str(error).splitlines()[0]}"
                 result.append((node, RadioplatError(message, hint="The same command continues the node.")))
@@ -141,20 +151,39 @@ class RayRunner:
         self.stopping = True
         stop_file(self._home, self._token).touch()
 
+    def _cancel_waiting(self) -> None:
+        """Cancel the tasks that wait for resources; they would never see that they are to stop."""
+        import ray
+
+        for reference, (node, _) in self._running.items():
+            if reference not in self._cancelled and not _begun(self._home, self._token, node.name).exists():
+                self._cancelled.add(reference)
+                ray.cancel(reference)
+
     def close(self) -> None:
         """Stop what still runs after an error, and wait for it."""
         import ray
 
         self.stop()
+        with contextlib.suppress(Exception):
+            self._cancel_waiting()
         with contextlib.suppress(Exception):  # the cluster may have stopped, too
             ray.wait(list(self._running), num_returns=max(1, len(self._running)), timeout=60)
         stop_file(self._home, self._token).unlink(missing_ok=True)
+        for name in self._placed:
+            _begun(self._home, self._token, name).unlink(missing_ok=True)
+
+
+def _begun(home: Path, token: str, name: str) -> Path:
+    """Return the path of the file that exists once the task of a node has begun."""
+    return home / f".begun.{token}.{name}"
 
 
 def _run_on_ray(job: Job, home: str, token: str) -> int:
     """Run a node in this process of Ray's; return the status of :func:`run_job`, or :data:`MOVED`."""
     watch = InterruptionWatch(Path(home), token)
     stopped = int(Stopped().code)
+    _begun(Path(home), token, job.name).touch()  # before the look at the request: then nobody cancels it any more
     if watch.stop_requested:
         return stopped
     folder = Path(job.folder)

@@ -40,7 +40,7 @@ class NodeEntry:
         files: sha256 of each file of its result, by path.
         seconds: time of all its starts.
         step, steps: last step and number of steps of its training; 0 without one.
-        gpu_seconds, cpu_seconds: allocated to its workers.
+        gpu_seconds, cpu_seconds: allocated to its workers, and once it is done to its teachers' actors.
         price: by the prices in its spec; None without prices.
         reason: why it failed.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 from radioplat.common.terminal import note
 from radioplat.errors import RadioplatError, SpecError, Stopped, TrainingError, WeightsError
+from radioplat.launch.driver import StudentsFailed
 from radioplat.spec.checks.teaching.students import COMMON_DISTILL, OWN_TRAIN
 from radioplat.spec.schema.model import ModelTask
 from radioplat.spec.schema.root import Spec
@@ -108,7 +109,7 @@ def run_together(
 
 
 def _distilled(plan: Plan, specs: dict[str, Spec], follow: Callback) -> dict[str, str]:
-    """Distil all; return the reason by name of a trial for those that failed.
+    """Distil all; return the reason by name of a trial for those that failed: whose student lacks steps.
 
     If they are refused before the first step, because of one of them or of what they do not have in common, each learns
     alone, as trials apart do.
@@ -123,8 +124,9 @@ def _distilled(plan: Plan, specs: dict[str, Spec], follow: Callback) -> dict[str
         note(f"these trials cannot share a pass, and each learns alone: {error}")
         return {name: why for each in specs.items() for name, why in _distilled(plan, dict([each]), follow).items()}
     except TrainingError as error:
-        ended = {name: EndedStudent.read(Path(spec.results_dir) / "distill") for name, spec in specs.items()}
-        return {name: one.reason for name, one in ended.items() if one} or dict.fromkeys(specs, str(error))
+        whole = error.whole if isinstance(error, StudentsFailed) else {}
+        ended = {name: EndedStudent.read(Path(specs[name].results_dir) / "distill") for name in specs.keys() - whole}
+        return {name: one.reason if one else str(error) for name, one in ended.items()}
     except RadioplatError as error:
         return dict.fromkeys(specs, str(error))
     return {}

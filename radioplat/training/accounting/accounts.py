@@ -163,15 +163,22 @@ def _shared_and_inline(run: Run, totals: Goodput) -> tuple[list[str], list[str]]
     return [t.name for t in run.teachers if t.service.pool], inline
 
 
-def settled(run: Run) -> Goodput | None:
+def settled(run: Run, students: Sequence[TeacherCosts | None] = ()) -> Goodput | None:
     """Compute the totals of a run that has ended, with its price and teachers, and write them to its folder.
 
-    A failed write is ignored. Returns None if the run has no accounts.
+    A failed write is ignored.
+
+    Args:
+        students: of several students with one account, what the teachers cost each of them.
+
+    Returns:
+        None if the run has no accounts.
     """
     totals = goodput(run.folder)
     if totals is None:
         return None
-    costs = TeacherCosts.read(run.folder)
+    known = [costs for costs in students if costs is not None]
+    costs = TeacherCosts.total(known) if known else TeacherCosts.read(run.folder)
     totals.price = run_price(run, totals, costs)
     for held in held_by_replicas(costs, *_shared_and_inline(run, totals)):
         totals.teacher_gpu_seconds += held.gpu_seconds

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from radioplat.errors import SpecError
+from radioplat.tasks.pipeline.checks import plan_pipeline
 from radioplat.tasks.pipeline.dag import load_pipeline
 from radioplat.tasks.pipeline.kinds import TASKS, NodeTask, product_of
 
@@ -142,3 +143,28 @@ def test_one_student_of_several():
     tree["nodes"]["next"]["changes"] = [FROM + "${nodes.family.students.smal}"]
     refused = problems(tree)
     assert refused.keys() == {"nodes.next.changes"} and "Did you mean 'small'?" in refused["nodes.next.changes"]
+
+
+def test_a_relative_results_folder_in_a_ray_job_is_refused(tmp_path, monkeypatch):
+    """Ray deletes its copy of the working directory, and the results with it."""
+    copy = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    given = nodes(a={}) | {"results_dir": "results/family"}
+    assert "results_dir=$PWD/results/family where you submit" in problems(given)["results_dir"]
+    assert "results/pipeline is relative" in problems(nodes(a={}))["results_dir"]
+    absolute = [f"results_dir={tmp_path}/out"]
+    assert load_pipeline(given, absolute).home == tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
+    assert load_pipeline(given).home == tmp_path / "results/family"
+
+
+def test_a_nodes_own_results_folder_does_not_count_in_a_ray_job(tmp_path, monkeypatch):
+    """It is replaced by a folder below the pipeline's, also for a node that is checked for contradictions only."""
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    tree = nodes(a={}, after={"changes": [FROM + "${nodes.a.student}"]}) | {"results_dir": str(tmp_path / "out")}
+    found = [problem.where for problem in plan_pipeline(tree).problems]
+    assert any(where.startswith("nodes.after") for where in found)
+    assert not any("results_dir" in where for where in found)
