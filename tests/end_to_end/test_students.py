@@ -192,7 +192,7 @@ def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_
     ends = {name: list(read_status(folder / "status.json"))[-1] for name, folder in folders.items()}
     assert [ends[name]["status"] for name in NAMES] == ["SUCCESS", "SUCCESS", "FAILURE"]
     assert "each used exactly once" in ends["base"]["message"]
-    with pytest.raises(TrainingError, match="a student diverged: cnn at step 5"):
+    with pytest.raises(StudentsFailed, match="a student diverged: cnn at step 5"):
         distil(family_spec(tmp_path), *overrides)
     diverging(math.inf)
     then = distil(family_spec(tmp_path), *overrides)
@@ -205,7 +205,7 @@ def test_one_diverges_alone_and_is_tried_again(family, family_spec, distil, tmp_
 def test_one_diverges_while_another_is_at_another_step(family, family_spec, distil, tmp_path, diverging, base):
     again = broken_off(family, tmp_path / "again", {"base": base, "small": 8, "cnn": 2})
     diverging(3)  # of the steps 4 and 5 then nobody lacks one, if base has them
-    with pytest.raises(TrainingError, match="1 of 2 students diverged; the other 1 went on: cnn at step 3"):
+    with pytest.raises(StudentsFailed, match="1 of 2 students diverged; the other 1 went on: cnn at step 3"):
         distil(family_spec(tmp_path / "again"), *again, "train.non_finite=fail")
     for name in NAMES[:2]:
         own = tmp_path / "again" / "students" / name / "distill"

@@ -172,8 +172,10 @@ def compare_with_twins(
     twins, missing = _write_twins(source, backend, record["backend_reason"], request, scratch)
     latency = compare_latency({data_type: engine, **twins}, missing, seconds, gpu_id, sizes)
     if data_type in ACTIVATIONS and is_slower(latency, data_type):
-        said = _in_openvino(source, engine, request, seconds, scratch) if backend is EngineBackend.onnxruntime else ""
-        causes = causes_of_slowness(backend, _known(Coverage, record["coverage"]), latency, said)
+        sentence = (
+            _in_openvino(source, engine, request, seconds, scratch) if backend is EngineBackend.onnxruntime else ""
+        )
+        causes = causes_of_slowness(backend, _known(Coverage, record["coverage"]), latency, sentence)
         latency["warnings"] = warnings_of(latency, data_type, causes)
     return latency
 

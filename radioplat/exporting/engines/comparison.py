@@ -88,10 +88,10 @@ def beside_openvino(engine: Path, other: Path, size: int, seconds: float) -> str
     row = compare_latency({"onnxruntime": engine, "openvino": other}, {}, seconds, sizes=[size])["batches"][str(size)]
     ours, theirs = row["onnxruntime"]["p50"], row["openvino"]["p50"]
     images = "1 image" if size == 1 else f"{size} images"
-    said = (
+    sentence = (
         f"OpenVINO runs this file {ours / theirs:.2g} times as fast here: {theirs:.3g} ms for {images}, {ours:.3g} in "
     )
-    return f"{said}onnxruntime" + (" (gen_trt_engine.backend=openvino)" if theirs < ours else "")
+    return f"{sentence}onnxruntime" + (" (gen_trt_engine.backend=openvino)" if theirs < ours else "")
 
 
 def causes_of_slowness(
