@@ -148,7 +148,7 @@ def test_a_changed_node_takes_nothing_over_from_a_process_that_still_saves(spec,
         "class Waits(StepHook):\n    name = 'waits'\n\n"
         "    def begin_step(self, step):\n"
         "        end = time.monotonic() + 200\n"
-        f"        while step == 3 and not pathlib.Path('{tmp_path}/go').exists() and time.monotonic() < end:\n"
+        f"        while step == 2 and not pathlib.Path('{tmp_path}/go').exists() and time.monotonic() < end:\n"
         "            time.sleep(0.05)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -174,7 +174,7 @@ def test_a_changed_node_takes_nothing_over_from_a_process_that_still_saves(spec,
         json.loads(line) for line in (tmp_path / "out/proxy.before1/distill/status.json").read_text().splitlines()
     ]
     assert "was stopped by SIGTERM" in status[-1]["message"]
-    assert len(list((tmp_path / "out/proxy.before1/distill").glob("model_epoch_*"))) == 2  # of steps 2 and 4
+    assert len(list((tmp_path / "out/proxy.before1/distill").glob("model_epoch_*"))) == 2  # of steps 2 and 3
     assert "goes on from" not in (done.folder / "proxy" / "output.log").read_text()
 
 
