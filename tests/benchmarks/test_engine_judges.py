@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.judges.tensorrt_names import OLDER, OURS, SOURCES, is_in, names_of
 from radioplat.exporting.deploy import triton
+from radioplat.exporting.engines.backends.signal_stack import kept_signal_stack
 
 ROOT = Path(__file__).parents[2]
 RECEIPTS = ROOT / "docs" / "receipts"
@@ -101,6 +102,13 @@ PARSED = [
 ]
 
 
+@pytest.fixture
+def signal_stack():
+    """The judge runs OpenVINO in this process: see kept_signal_stack."""
+    with kept_signal_stack():
+        yield
+
+
 @pytest.mark.parametrize("batches", SERVED)
 def test_triton_sends_no_batch_that_the_engine_refuses(batches, tmp_path):
     most, first = SERVED[batches]
@@ -128,6 +136,7 @@ def dynamic_model(folder: Path, factor: float) -> Path:
     return folder / f"{factor}.xml"
 
 
+@pytest.mark.usefixtures("signal_stack")
 def test_the_judge_of_engines_fixes_the_batch_and_takes_no_cosine_of_zeros(tmp_path):
     pytest.importorskip("openvino")
     from benchmarks.judges.engines import cosine, of_one_image, threads_of

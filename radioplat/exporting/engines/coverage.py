@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radioplat.exporting.engines.interface import Kernel
-from radioplat.exporting.engines.onnx_layers import WeightLayer
+from radioplat.exporting.engines.interface import Kernel, WeightLayer
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
 

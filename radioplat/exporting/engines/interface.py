@@ -21,6 +21,23 @@ NOT_FOR_CPUS = {
 
 
 @dataclass(frozen=True)
+class WeightLayer:
+    """A convolution or linear layer.
+
+    Attributes:
+        name: of its ONNX node.
+        module: its torch module (``backbone.blocks.0.mlp.fc1``), or the node's name.
+        format: of its weights (``int8``, ``fp8``, ...) if its operands are outputs of DequantizeLinear, else None.
+        block: how many of its weights in a row share a scale; 0 if all of an output channel do.
+    """
+
+    name: str
+    module: str
+    format: str | None
+    block: int = 0
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One kernel of an engine that multiplies matrices.
 

@@ -13,8 +13,8 @@ from onnx import GraphProto, ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from radioplat.errors import EngineError
-from radioplat.exporting.engines.interface import SECTION
-from radioplat.exporting.engines.onnx_layers import WeightLayer, weight_layers
+from radioplat.exporting.engines.interface import SECTION, WeightLayer
+from radioplat.exporting.engines.onnx_layers import weight_layers
 from radioplat.exporting.onnx.precision import stored_data_type
 from radioplat.exporting.qdq.graph import shapes_of
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS, engine_type

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnx import ModelProto, TensorProto
 
+from radioplat.exporting.engines.interface import WeightLayer
 from radioplat.exporting.qdq.graph import Graph
 from radioplat.exporting.qdq.graph_layers import Layer, block_of, find_layers
 from radioplat.exporting.qdq.lint import stored_type
@@ -13,23 +12,6 @@ from radioplat.exporting.qdq.mark import module_of
 from radioplat.spec.resolved.number_formats import DATA_TYPES, QUANTIZED
 
 _FORMATS = {DATA_TYPES[name].onnx_type: name for name in QUANTIZED}
-
-
-@dataclass(frozen=True)
-class WeightLayer:
-    """A convolution or linear layer.
-
-    Attributes:
-        name: of its ONNX node.
-        module: its torch module (``backbone.blocks.0.mlp.fc1``), or the node's name.
-        format: of its weights (``int8``, ``fp8``, ...) if its operands are outputs of DequantizeLinear, else None.
-        block: how many of its weights in a row share a scale; 0 if all of an output channel do.
-    """
-
-    name: str
-    module: str
-    format: str | None
-    block: int = 0
 
 
 def weight_layers(model: ModelProto) -> list[WeightLayer]:

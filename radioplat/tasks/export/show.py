@@ -6,12 +6,12 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from radioplat.common import terminal
-from radioplat.exporting.weights.export import WeightsReport
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 
 if TYPE_CHECKING:
     from radioplat.exporting.engines.build import EngineReport
     from radioplat.exporting.onnx.export import OnnxReport
+    from radioplat.exporting.weights.export import WeightsReport
     from radioplat.tasks.export.side_files import SideFiles
 
 MOST = 8  # names in a line
@@ -19,6 +19,8 @@ MOST = 8  # names in a line
 
 def show_export(report: OnnxReport | WeightsReport) -> None:
     """Print the exported file, its outputs and its difference from torch; for weights also the code that opens them."""
+    from radioplat.exporting.weights.export import WeightsReport  # imports torch
+
     if not isinstance(report, WeightsReport):
         return _show_onnx(report)
     terminal.say(f"{report.path} ({terminal.size(report.bytes)}, {report.format.value}, fp32)")

@@ -13,8 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from radioplat.common import terminal
 from radioplat.errors import EngineError, SpecError
-from radioplat.exporting.engine_latency import latency_here
-from radioplat.exporting.engines.engine_record import mark_latency
+from radioplat.exporting.engines.engine_record import mark_latency, read_record
 from radioplat.exporting.engines.profile import Profile, group_of, profile
 from radioplat.tasks.export.show import latency_lines
 
@@ -51,6 +50,9 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
     options = _options(overrides)
     if file.endswith(".json"):
         return show_verified(Path(file))
+    read_record(Path(file))  # a missing engine is reported before the next line has imported torch
+    from radioplat.exporting.engine_latency import latency_here
+
     latency, new = latency_here(Path(file), gpu_id=options.gpu_id)
     if new:
         try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from radioplat.exporting.engines.backends.builder_log import EngineLog
 from radioplat.exporting.engines.coverage import coverage
-from radioplat.exporting.engines.interface import Kernel
+from radioplat.exporting.engines.interface import Kernel, WeightLayer
 from radioplat.exporting.engines.onnx_input import read_onnx
-from radioplat.exporting.engines.onnx_layers import WeightLayer
 from radioplat.exporting.qdq.mark import module_of
 
 LAYERS = [
