@@ -1,9 +1,10 @@
 """Does a student learn more from its teachers, or from a proxy that has learnt from them?
 
-``python -m benchmarks.family_proxy [--folder DIR]``. For three seeds, a small CNN (lcnet_050, random weights) learns
-from two teachers (EfficientNet-Lite0 and Lite2), and another from a proxy: Lite0's own weights, taught by both first.
-All are nodes of one ``radioplat pipeline``; both students see the same crops in as many steps. What can be read of each
-teacher from their features on crops of other photographs is judged by `benchmarks/judges/readout.py`.
+``python -m benchmarks.family_proxy [--epochs 4] [--proxy-epochs 2] [--folder DIR]``. For three seeds, a small CNN
+(lcnet_050, random weights) learns from two teachers (EfficientNet-Lite0 and Lite2), and another from a proxy: Lite0's
+own weights, taught by both first. All are nodes of one ``radioplat pipeline``; both students see the same crops in as
+many steps. What can be read of each teacher from their features on crops of other photographs is judged by
+`benchmarks/judges/readout.py`.
 
 The last line on stdout is one JSON object: ``proxy_vs_direct_fidelity`` (mean over both teachers of the difference,
 positive if the proxy teaches better), by teacher ``figure`` (by proxy), ``against`` (direct) and ``difference``, with
@@ -36,7 +37,8 @@ from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 SEEDS = (1, 2, 3)
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
 SIDE, BATCH = 96, 16
-STEPS, PROXY_STEPS = 120, 60
+EPOCH = 30  # steps
+EPOCHS, PROXY_EPOCHS = 4, 2
 # Other photographs than those of the training images.
 BANK = ("hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "retina.jpg", "color.png")
 QUERIES = ("china.jpg", "flower.jpg")
@@ -47,15 +49,17 @@ def main() -> None:
     """Train, judge and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="for what the programs leave; default: a temporary one")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of both students; {EPOCH} steps each")
+    parser.add_argument("--proxy-epochs", type=int, default=PROXY_EPOCHS)
     given = parser.parse_args()
     with kept_or_scratch(given.folder, "family_proxy") as home:
-        print(json.dumps(measured(home.resolve())))
+        print(json.dumps(measured(home.resolve(), given.epochs, given.proxy_epochs)))
 
 
-def measured(home: Path) -> dict[str, Any]:
+def measured(home: Path, epochs: int, proxy_epochs: int) -> dict[str, Any]:
     """Return all figures."""
     begin = time.monotonic()
-    command = [sys.executable, "-m", "radioplat.cli", "pipeline", "-e", str(written(home))]
+    command = [sys.executable, "-m", "radioplat.cli", "pipeline", "-e", str(written(home, epochs, proxy_epochs))]
     subprocess.run(command, check=True, stdout=sys.stderr)
     crops = held_out(home / "held_out.npz")
     files = {kind: [exported(home, f"{kind}_{seed}") for seed in SEEDS] for kind in ("by_proxy", "direct")}
@@ -70,13 +74,13 @@ def measured(home: Path) -> dict[str, Any]:
         "proxy_vs_direct_fidelity": round(statistics.fmean(each["difference"]["value"] for each in judged.values()), 5),
         **judged,
         "seeds": len(SEEDS),
-        "steps": STEPS,
-        "proxy_steps": PROXY_STEPS,
+        "steps": epochs * EPOCH,
+        "proxy_steps": proxy_epochs * EPOCH,
         "seconds": round(time.monotonic() - begin),
     }
 
 
-def written(home: Path) -> Path:
+def written(home: Path, epochs: int, proxy_epochs: int) -> Path:
     """Write images, weights, spec and pipeline; return the path of the pipeline."""
     make_inputs(home / "inputs", images=480, shards=4)
     weights = {name: teacher_weights(architecture, home / "weights") for name, architecture in TEACHERS.items()}
@@ -101,12 +105,12 @@ def written(home: Path) -> Path:
             "index_dir": str(home / "index"),
             "augmentation": {"views_per_image": 1},
             "train_dataset": {
-                "tar_data_sources": [{"root_dir": str(home / "inputs" / "shards"), "steps_per_epoch": 30}]
+                "tar_data_sources": [{"root_dir": str(home / "inputs" / "shards"), "steps_per_epoch": EPOCH}]
             },
         },
         "train": {
             "global_batch_size": BATCH,
-            "num_epochs": STEPS // 30,
+            "num_epochs": epochs,
             "precision": "fp32",
             "optim": {"lr": 2e-3, "policy": "cosine"},
         },
@@ -117,7 +121,7 @@ def written(home: Path) -> Path:
     nodes: dict[str, Any] = {}
     for seed in SEEDS:
         start = f"train.pretrained_model_path={weights['lite0']}"
-        fine = [f"train.seed={seed}", f"train.num_epochs={PROXY_STEPS // 30}", "train.optim.lr=5.0e-4"]
+        fine = [f"train.seed={seed}", f"train.num_epochs={proxy_epochs}", "train.optim.lr=5.0e-4"]
         nodes[f"proxy_{seed}"] = {"changes": [f"model.backbone.type={TEACHERS['lite0']}", start, *fine]}
         path = f"'${{nodes.proxy_{seed}.student}}'"
         taught = f"distill.teacher=[{{name: proxy, mode: combo, pretrained_teacher_model_path: {path}}}]"

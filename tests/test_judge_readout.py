@@ -7,7 +7,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from benchmarks.judges.fidelity import fidelity
-from benchmarks.judges.readout import read, ridge
+from benchmarks.judges.readout import read, ridges
 
 
 def test_it_is_the_ridge_regression_of_scikit_learn():
@@ -17,7 +17,7 @@ def test_it_is_the_ridge_regression_of_scikit_learn():
     for strength in (1e-3, 0.1, 10.0):
         alpha = strength * np.square(centred).mean() * len(x)
         expected = Ridge(alpha=alpha).fit(x, y).predict(x[:7])
-        assert ridge(x, y, strength)(x[:7]) == pytest.approx(expected, abs=1e-9)
+        assert ridges(x, y, [strength])[0](x[:7]) == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_linear_map_of_the_teacher_is_the_teacher_and_noise_is_a_constant():

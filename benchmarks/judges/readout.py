@@ -73,22 +73,24 @@ def read(bank: np.ndarray, queries: np.ndarray, targets: np.ndarray) -> np.ndarr
         targets: the teacher's features of the bank ``[N, D]``.
     """
     held = np.arange(len(bank)) % 5 == 0
-    errors = [
-        np.square(ridge(bank[~held], targets[~held], strength)(bank[held]) - targets[held]).mean()
-        for strength in STRENGTHS
-    ]
-    return ridge(bank, targets, STRENGTHS[int(np.argmin(errors))])(queries)
+    fitted = ridges(bank[~held], targets[~held], STRENGTHS)
+    errors = [np.square(each(bank[held]) - targets[held]).mean() for each in fitted]
+    return ridges(bank, targets, [STRENGTHS[int(np.argmin(errors))]])[0](queries)
 
 
-def ridge(features: np.ndarray, targets: np.ndarray, strength: float) -> Any:  # noqa: ANN401
-    """Return the function of features that ridge regression with an intercept fits."""
+def ridges(features: np.ndarray, targets: np.ndarray, strengths: Sequence[float]) -> list[Any]:
+    """Return, for each strength, the function of features that ridge regression with an intercept fits."""
     center, mean = features.mean(0, dtype=np.float64), targets.mean(0, dtype=np.float64)
     x, y = features - center, targets - mean
     _, values, directions = np.linalg.svd(x, full_matrices=False)
-    projected = x @ directions.T
-    shrunk = values**2 + strength * np.square(x).mean() * len(x)
-    weights = directions.T @ (projected.T @ y / shrunk[:, None])
-    return lambda others: (others - center) @ weights + mean
+    projected = directions @ x.T @ y
+
+    def fitted(strength: float) -> Any:  # noqa: ANN401
+        shrunk = values**2 + strength * np.square(x).mean() * len(x)
+        weights = directions.T @ (projected / shrunk[:, None])
+        return lambda others: (others - center) @ weights + mean
+
+    return [fitted(strength) for strength in strengths]
 
 
 def summaries(model: Model, images: np.ndarray) -> np.ndarray:

@@ -177,6 +177,6 @@ class DriverCallback(Callback):
 
     def _mark(self, trial_id: str, state: State, reason: str) -> None:
         for record in read_trials(self._plan.home):
-            if record.owner == f"{self._start}/{trial_id}" and record.state is State.running:
+            if f"{record.owner}/".startswith(f"{self._start}/{trial_id}/") and record.state is State.running:
                 record.state, record.reason = state, reason
                 record.write(self._plan.home)

@@ -78,7 +78,8 @@ def run_together(
     plan = Plan.read(home)
     os.chdir(plan.cwd if Path(plan.cwd).is_dir() else home)
     owner = f"{start}/{tune.get_context().get_trial_id()}"
-    records = [claim(home, point["values"], owner, point["number"]) for point in points]
+    # An owner each: an owner's second claim would be answered with its first record.
+    records = [claim(home, point["values"], f"{owner}/{point['number']}", point["number"]) for point in points]
     records = [record for record in records if record.state not in (State.done, State.failed)]
     for record in records:
         record.state, record.starts = State.running, record.starts + 1

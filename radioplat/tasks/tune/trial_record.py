@@ -38,7 +38,8 @@ class TrialRecord:
         clones: with PBT: number of each trial whose weights were copied, and the step of these weights.
         cloned_from: the last of these checkpoints.
         reason: why it failed, or which trial's result was copied.
-        owner: Ray's name of the trial that uses the folder.
+        owner: name of the sweep's start and Ray's name of the trial that uses the folder; of trials of one pass, which
+            Ray runs as one, also the number.
     """
 
     number: int
@@ -107,7 +108,7 @@ def claim(home: Path, values: dict[str, Any], owner: str, number: int | None = N
     A new one with the values of a finished trial copies its result.
 
     Args:
-        owner: Ray's name of the trial, after the name of the sweep's start; trials of other starts no longer run.
+        owner: as the record has it, another for each trial of one pass; trials of other starts no longer run.
         number: of a trial whose number is known before it starts.
     """
     start, known = owner.partition("/")[0], read_trials(home)
