@@ -49,7 +49,7 @@ from radioplat.spec.loading.load import load_spec, spec_tree
 from radioplat.spec.loading.students import student_specs
 
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
-SIDE, BATCH, STEPS = 112, 16, 24
+SIDE, BATCH, STEPS = 112, 16, 20
 VIT = "c_radio_v3_vit_base_patch16_reg4_dinov2"
 STUDENTS = [
     {"name": "base", "model": {"backbone": {"kwargs": {"embed_dim": 128, "depth": 4, "num_heads": 4}}}},

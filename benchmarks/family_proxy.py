@@ -39,10 +39,17 @@ TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
 SIDE, BATCH = 96, 16
 EPOCH = 30  # steps
 EPOCHS, PROXY_EPOCHS = 4, 2
-# Other photographs than those of the training images.
-BANK = ("hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "retina.jpg", "color.png")
-QUERIES = ("china.jpg", "flower.jpg")
-CROPS = {"bank": 400, "queries": 200}
+# Other photographs than those of the training images: crops of the left of each are the bank, of the right the queries.
+HELD_OUT = (
+    "hubble_deep_field.jpg",
+    "ihc.png",
+    "motorcycle_left.png",
+    "retina.jpg",
+    "color.png",
+    "china.jpg",
+    "flower.jpg",
+)
+CROPS = {"bank": (300, 0.0, 0.6), "queries": (150, 0.6, 1.0)}  # number, and part of the width
 
 
 def main() -> None:
@@ -136,15 +143,15 @@ def written(home: Path, epochs: int, proxy_epochs: int) -> Path:
 def held_out(path: Path) -> Path:
     """Write crops of other photographs than the training's; return the file."""
     folders = [Path(skimage.__file__).parent / "data", Path(sklearn.datasets.__file__).parent / "images"]
-    rng, arrays = np.random.default_rng(1), {}
-    for part, names in (("bank", BANK), ("queries", QUERIES)):
-        pictures = []
-        for name in names:
-            with Image.open(next(each / name for each in folders if (each / name).exists())) as image:
-                pictures.append(np.asarray(image.convert("RGB")))
+    rng, arrays, pictures = np.random.default_rng(1), {}, []
+    for name in HELD_OUT:
+        with Image.open(next(each / name for each in folders if (each / name).exists())) as image:
+            pictures.append(np.asarray(image.convert("RGB")))
+    for part, (count, begin, end) in CROPS.items():
         crops = []
-        for number in range(CROPS[part]):
+        for number in range(count):
             picture = pictures[number % len(pictures)]
+            picture = picture[:, int(begin * picture.shape[1]) : int(end * picture.shape[1])]
             side = min(160, *picture.shape[:2])
             y, x = (int(rng.integers(0, limit - side + 1)) for limit in picture.shape[:2])
             crop = Image.fromarray(picture[y : y + side, x : x + side]).resize((SIDE, SIDE), Image.BICUBIC)
@@ -157,7 +164,8 @@ def held_out(path: Path) -> Path:
 def exported(home: Path, node: str) -> Path:
     """Export the student of a node; return the ONNX file."""
     folder = home / "results" / node / "distill" / "model_latest"
-    report = radioplat.export({"export": {"checkpoint": str(folder)}, "results_dir": str(home / "exported" / node)})
+    section = {"checkpoint": str(folder), "input_width": SIDE, "input_height": SIDE}
+    report = radioplat.export({"export": section, "results_dir": str(home / "exported" / node)})
     return report.path
 
 
