@@ -49,7 +49,7 @@ from radioplat.spec.loading.load import load_spec, spec_tree
 from radioplat.spec.loading.students import student_specs
 
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
-SIDE, BATCH, STEPS = 112, 16, 20
+SIDE, BATCH, STEPS = 112, 16, 16
 VIT = "c_radio_v3_vit_base_patch16_reg4_dinov2"
 STUDENTS = [
     {"name": "base", "model": {"backbone": {"kwargs": {"embed_dim": 128, "depth": 4, "num_heads": 4}}}},
@@ -98,8 +98,8 @@ def measured(home: Path, rounds: int, steps: int) -> dict[str, Any]:
     rayed = on_ray(spec, home / "ray", home / "counts_ray.txt")
     swept = sweep(spec, home / "sweep")
     pool = duplicates(spec, home, home / "counts_pool.txt")
-    chain = pipeline.measured(home / "pipeline", short=False)
-    proxy = family_proxy.measured(home / "proxy", epochs=3, proxy_epochs=1)
+    chain = pipeline.measured(home / "pipeline", short=True)
+    proxy = family_proxy.measured(home / "proxy", epochs=2, proxy_epochs=1)
     one, all_ = forwards(home / "counts_lone.txt"), forwards(home / "counts_family.txt")
     wall = statistics.median(walls)
     return {
@@ -279,7 +279,7 @@ def sweep(spec: dict[str, Any], results: Path) -> float:
 
 def duplicates(spec: dict[str, Any], home: Path, counts: Path) -> float:
     """Train two students at once, each in a run of its own, on a cluster with one named pool for each teacher."""
-    steps = 12
+    steps = 8
     with counting(counts):
         address = ray.init(address="local", num_cpus=6, include_dashboard=False, logging_level="error").address_info
     try:

@@ -1,6 +1,6 @@
 """Does a student learn more from its teachers, or from a proxy that has learnt from them?
 
-``python -m benchmarks.family_proxy [--epochs 4] [--proxy-epochs 2] [--folder DIR]``. For three seeds, a small CNN
+``python -m benchmarks.family_proxy [--epochs 5] [--proxy-epochs 2] [--folder DIR]``. For three seeds, a small CNN
 (lcnet_050, random weights) learns from two teachers (EfficientNet-Lite0 and Lite2), and another from a proxy: Lite0's
 own weights, taught by both first. All are nodes of one ``radioplat pipeline``; both students see the same crops in as
 many steps. What can be read of each teacher from their features on crops of other photographs is judged by
@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,8 @@ from radioplat.quickstart.weights import MEAN, STD, teacher_weights
 SEEDS = (1, 2, 3)
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
 SIDE, BATCH = 96, 16
-EPOCH = 30  # steps
-EPOCHS, PROXY_EPOCHS = 4, 2
+EPOCH = 24  # steps
+EPOCHS, PROXY_EPOCHS = 5, 2
 # Other photographs than those of the training images: crops of the left of each are the bank, of the right the queries.
 HELD_OUT = (
     "hubble_deep_field.jpg",
@@ -69,14 +72,18 @@ def measured(home: Path, epochs: int, proxy_epochs: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "radioplat.cli", "pipeline", "-e", str(written(home, epochs, proxy_epochs))]
     subprocess.run(command, check=True, stdout=sys.stderr)
     crops = held_out(home / "held_out.npz")
-    files = {kind: [exported(home, f"{kind}_{seed}") for seed in SEEDS] for kind in ("by_proxy", "direct")}
-    judged = {}
-    for name, architecture in TEACHERS.items():
+    nodes = [f"{kind}_{seed}" for kind in ("by_proxy", "direct") for seed in SEEDS]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:  # tracing takes one thread
+        files = list(processes.map(exported, repeat(home), nodes))
+
+    def judge(architecture: str) -> dict[str, Any]:
         options = ["--timm", architecture, "--weights", teacher_weights(architecture, home / "weights")]
         options += ["--mean", *MEAN, "--std", *STD, "--images", crops]
-        judged[name] = last_line(
-            "benchmarks.judges.readout", *files["by_proxy"], "--against", *files["direct"], *options
-        )
+        by_proxy, direct = files[: len(SEEDS)], files[len(SEEDS) :]
+        return last_line("benchmarks.judges.readout", *by_proxy, "--against", *direct, *options)
+
+    with ThreadPoolExecutor(len(TEACHERS)) as threads:  # a judge takes one thread, too
+        judged = dict(zip(TEACHERS, threads.map(judge, TEACHERS.values()), strict=True))
     return {
         "proxy_vs_direct_fidelity": round(statistics.fmean(each["difference"]["value"] for each in judged.values()), 5),
         **judged,
