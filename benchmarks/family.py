@@ -6,8 +6,8 @@ compares checkpoints and counts the forwards that a hook in the teachers (`bench
 
 In one process, in turn, after a run that warms it: each student alone, then all four together; then, by the command
 line, four together that are killed with ``kill -9`` midway and go on; then on a Ray cluster with teachers as actors;
-then a sweep, two runs at once, a pipeline that is killed (`benchmarks.pipeline`), and students of a proxy beside
-students of its teachers (`benchmarks.family_proxy`).
+then a sweep, two runs at once, and a pipeline that is killed (`benchmarks.family_proxy`): students of a proxy beside
+students of its teachers.
 
 The last line on stdout is one JSON object: ``teacher_forwards_ratio`` (forwards of a teacher for four students over
 those for one, in one process; ``_ray`` counted in the actors), ``wall_vs_lone_runs`` (wall time of the four together
@@ -39,7 +39,7 @@ import ray
 import yaml
 
 import radioplat
-from benchmarks import family_proxy, pipeline
+from benchmarks import family_proxy
 from benchmarks.elastic_inputs import make_inputs
 from benchmarks.family_teacher import COUNTS, weights
 from benchmarks.folder import kept_or_scratch
@@ -49,7 +49,7 @@ from radioplat.spec.loading.load import load_spec, spec_tree
 from radioplat.spec.loading.students import student_specs
 
 TEACHERS = {"lite0": "tf_efficientnet_lite0", "lite2": "tf_efficientnet_lite2"}
-SIDE, BATCH, STEPS = 112, 16, 16
+SIDE, BATCH, STEPS = 112, 16, 24
 VIT = "c_radio_v3_vit_base_patch16_reg4_dinov2"
 STUDENTS = [
     {"name": "base", "model": {"backbone": {"kwargs": {"embed_dim": 128, "depth": 4, "num_heads": 4}}}},
@@ -65,7 +65,7 @@ def main() -> None:
     """Train, compare and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="for what the runs leave; default: a temporary one")
-    parser.add_argument("--rounds", type=int, default=3, help="of lone runs and family, in turn")
+    parser.add_argument("--rounds", type=int, default=2, help="of lone runs and family, in turn")
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
     with kept_or_scratch(given.folder, "family") as home:
@@ -98,7 +98,6 @@ def measured(home: Path, rounds: int, steps: int) -> dict[str, Any]:
     rayed = on_ray(spec, home / "ray", home / "counts_ray.txt")
     swept = sweep(spec, home / "sweep")
     pool = duplicates(spec, home, home / "counts_pool.txt")
-    chain = pipeline.measured(home / "pipeline", short=True)
     proxy = family_proxy.measured(home / "proxy", epochs=2, proxy_epochs=1)
     one, all_ = forwards(home / "counts_lone.txt"), forwards(home / "counts_family.txt")
     wall = statistics.median(walls)
@@ -116,7 +115,7 @@ def measured(home: Path, rounds: int, steps: int) -> dict[str, Any]:
         "max_weight_difference": max(each["difference"] for each in apart),
         "numbers_compared": sum(each["numbers"] for each in apart),
         "resume_difference": max(each["difference"] for each in again),
-        "dag_nodes_rerun_after_kill": chain["dag_nodes_rerun_after_kill"],
+        "dag_nodes_rerun_after_kill": proxy["dag_nodes_rerun_after_kill"],
         "proxy_vs_direct_fidelity": proxy["proxy_vs_direct_fidelity"],
         "proxy": proxy,
         "killed_at": killed,

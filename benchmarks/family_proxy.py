@@ -3,12 +3,12 @@
 ``python -m benchmarks.family_proxy [--epochs 5] [--proxy-epochs 2] [--folder DIR]``. For three seeds, a small CNN
 (lcnet_050, random weights) learns from two teachers (EfficientNet-Lite0 and Lite2), and another from a proxy: Lite0's
 own weights, taught by both first. All are nodes of one ``radioplat pipeline``; both students see the same crops in as
-many steps. What can be read of each teacher from their features on crops of other photographs is judged by
-`benchmarks/judges/readout.py`.
+many steps. The command is killed with all its processes while the first student learns, and given again. What can be
+read of each teacher from their features on crops of other photographs is judged by `benchmarks/judges/readout.py`.
 
 The last line on stdout is one JSON object: ``proxy_vs_direct_fidelity`` (mean over both teachers of the difference,
 positive if the proxy teaches better), by teacher ``figure`` (by proxy), ``against`` (direct) and ``difference``, with
-95 % intervals that are paired over images and seeds.
+95 % intervals that are paired over images and seeds; ``dag_nodes_rerun_after_kill`` and ``ran`` of `benchmarks.pipeline`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import repeat
@@ -32,6 +30,7 @@ import yaml
 from PIL import Image
 
 import radioplat
+from benchmarks import pipeline
 from benchmarks.elastic_inputs import make_inputs
 from benchmarks.folder import kept_or_scratch
 from benchmarks.teach.programs import last_line
@@ -69,8 +68,7 @@ def main() -> None:
 def measured(home: Path, epochs: int, proxy_epochs: int) -> dict[str, Any]:
     """Return all figures."""
     begin = time.monotonic()
-    command = [sys.executable, "-m", "radioplat.cli", "pipeline", "-e", str(written(home, epochs, proxy_epochs))]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    chain = pipeline.run_with_kills(written(home, epochs, proxy_epochs), home / "results", [(["direct_1"], True)])
     crops = held_out(home / "held_out.npz")
     nodes = [f"{kind}_{seed}" for kind in ("by_proxy", "direct") for seed in SEEDS]
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as processes:  # tracing takes one thread
@@ -87,6 +85,8 @@ def measured(home: Path, epochs: int, proxy_epochs: int) -> dict[str, Any]:
     return {
         "proxy_vs_direct_fidelity": round(statistics.fmean(each["difference"]["value"] for each in judged.values()), 5),
         **judged,
+        "dag_nodes_rerun_after_kill": chain["dag_nodes_rerun_after_kill"],
+        "ran": chain["ran"],
         "seeds": len(SEEDS),
         "steps": epochs * EPOCH,
         "proxy_steps": proxy_epochs * EPOCH,

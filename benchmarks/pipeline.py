@@ -53,10 +53,18 @@ def main() -> None:
 def measured(home: Path, short: bool) -> dict[str, Any]:
     """Return all figures."""
     make_inputs(home / "inputs")
-    dag, results = written(home, short), home / "results"
-    begin = time.monotonic()
     kills = [(["student"], True)] if short else [(["vit_a", "vit_b"], False), (["vit_a_sizes", "vit_b_sizes"], True)]
-    finished: dict[str, str] = {}
+    return run_with_kills(written(home, short), home / "results", kills)
+
+
+def run_with_kills(dag: Path, results: Path, kills: list[tuple[list[str], bool]]) -> dict[str, Any]:
+    """Run the pipeline ``dag`` to its end; return all figures.
+
+    Args:
+        results: its results folder.
+        kills: for each kill, the nodes that have a checkpoint then, and whether all processes are killed.
+    """
+    begin, finished = time.monotonic(), dict[str, str]()
     for nodes, whole in kills:
         killed(dag, results, nodes, whole)
         finished |= content(results)

@@ -68,7 +68,7 @@ def distill(
     spec = load_spec(spec, overrides)
     ran = run_task(spec, "distill", spec.distill.results_dir, callbacks, progress, say or note)
     if spec.distill.students:
-        for own in student_specs(spec).values():
+        for own in student_specs(spec).values() if spec.distill.then else ():
             _then(own)
         return _result(ran)
     return _result(ran, **_then(spec))
