@@ -8,7 +8,7 @@ read of each teacher from their features on crops of other photographs is judged
 
 The last line on stdout is one JSON object: ``proxy_vs_direct_fidelity`` (mean over both teachers of the difference,
 positive if the proxy teaches better), by teacher ``figure`` (by proxy), ``against`` (direct) and ``difference``, with
-95 % intervals that are paired over images and seeds; ``dag_nodes_rerun_after_kill`` and ``ran`` of `benchmarks.pipeline`.
+95 % intervals that are paired over images and seeds. `benchmarks.pipeline` has the other keys.
 """
 
 from __future__ import annotations
