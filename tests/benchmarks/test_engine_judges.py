@@ -102,13 +102,6 @@ PARSED = [
 ]
 
 
-@pytest.fixture
-def signal_stack():
-    """The judge runs OpenVINO in this process: see kept_signal_stack."""
-    with kept_signal_stack():
-        yield
-
-
 @pytest.mark.parametrize("batches", SERVED)
 def test_triton_sends_no_batch_that_the_engine_refuses(batches, tmp_path):
     most, first = SERVED[batches]
@@ -136,7 +129,7 @@ def dynamic_model(folder: Path, factor: float) -> Path:
     return folder / f"{factor}.xml"
 
 
-@pytest.mark.usefixtures("signal_stack")
+@kept_signal_stack()  # the judge runs OpenVINO in this process
 def test_the_judge_of_engines_fixes_the_batch_and_takes_no_cosine_of_zeros(tmp_path):
     pytest.importorskip("openvino")
     from benchmarks.judges.engines import cosine, of_one_image, threads_of

@@ -14,12 +14,15 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.interface import SECTION, WeightLayer
-from radioplat.exporting.engines.onnx_layers import weight_layers
 from radioplat.exporting.onnx.precision import stored_data_type
-from radioplat.exporting.qdq.graph import shapes_of
-from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS, engine_type
+from radioplat.exporting.qdq.graph import Graph, shapes_of
+from radioplat.exporting.qdq.graph_layers import Layer, block_of, find_layers
+from radioplat.exporting.qdq.lint import stored_type
+from radioplat.exporting.qdq.mark import module_of
+from radioplat.spec.resolved.number_formats import ACTIVATIONS, DATA_TYPES, FLOATS, QUANTIZED, engine_type
 
 ENGINE_TYPES = (*FLOATS, *ACTIVATIONS)
+_FORMATS = {DATA_TYPES[name].onnx_type: name for name in QUANTIZED}
 _WHERE = f"{SECTION}.onnx_file"
 _AGAIN = "Use the file of `radioplat export`, or export again."
 _TYPE = f"{SECTION}.tensorrt.data_type"
@@ -178,3 +181,22 @@ def _digest(files: list[Path]) -> str:
         with file.open("rb") as opened:
             hashlib.file_digest(opened, lambda: digest)
     return digest.hexdigest()
+
+
+def weight_layers(model: ModelProto) -> list[WeightLayer]:
+    """Return the convolutions and linear layers of ``model``, in the graph's order; no products of two activations."""
+    graph = Graph(model)
+    return [
+        WeightLayer(layer.name, module_of(layer.node) or layer.name, _format(graph, layer), block_of(layer.weight))
+        for layer in find_layers(graph)
+    ]
+
+
+def _format(graph: Graph, layer: Layer) -> str | None:
+    if not layer.is_quantized or layer.weight is None:
+        return None
+    code = stored_type(graph, layer.weight)
+    if code is None:
+        return None
+    name = TensorProto.DataType.Name(code)
+    return _FORMATS.get(name, name.lower())

@@ -176,7 +176,9 @@ class DriverCallback(Callback):
         self._mark(trial.trial_id, State.failed, str(error).strip().splitlines()[-1])
 
     def _mark(self, trial_id: str, state: State, reason: str) -> None:
+        owner = f"{self._start}/{trial_id}"
         for record in read_trials(self._plan.home):
-            if f"{record.owner}/".startswith(f"{self._start}/{trial_id}/") and record.state is State.running:
+            of_it = owner in (record.owner, record.owner.rpartition("/")[0])  # the latter: of trials of one pass
+            if of_it and record.state is State.running:
                 record.state, record.reason = state, reason
                 record.write(self._plan.home)

@@ -79,7 +79,7 @@ NEW_ROW = """
     from radioplat.errors import EngineError
     from radioplat.exporting.deploy.trtexec import require_readable
     from radioplat.exporting.engines.onnx_input import parse_engine_type
-    from radioplat.exporting.engines.onnx_layers import weight_layers
+    from radioplat.exporting.engines.onnx_input import weight_layers
     from radioplat.exporting.engines.targets import choose_targets
     from radioplat.spec.checks.tasks.quantize import quantize_problems
     from radioplat.spec.loading.load import load_spec

@@ -9,9 +9,9 @@ import pytest
 from radioplat.launch.preflight.preflight import Preflight
 from radioplat.launch.preflight.workers import spot
 from radioplat.quickstart.defaults import RADIO_VIT as SPEC
-from radioplat.tasks.tune.schedule import Budget, scheduler_of
+from radioplat.tasks.tune.schedule import Budget, DriverCallback, scheduler_of
 from radioplat.tasks.tune.sweep import make_plan, trial_spec
-from radioplat.tasks.tune.trial_record import State, TrialRecord
+from radioplat.tasks.tune.trial_record import State, TrialRecord, claim, read_trials
 
 BASE = {
     "parameters": {"train.optim.lr": {"loguniform": [1e-4, 1e-2]}},
@@ -99,3 +99,11 @@ def test_trials_that_are_cloned_keep_all_checkpoints_also_on_spot_nodes(tmp_path
     found = Preflight(spec, "distill", tmp_path)
     found.take(spot)
     assert found.spec.train.keep_last is None and found.spec.train.checkpoint_minutes is None
+
+
+def test_all_trials_of_a_pass_end_with_it_and_no_others(tmp_path):
+    plan = plan_of(tmp_path)
+    for number, owner in enumerate(["s/t1/0", "s/t1/1", "s/t10/2", "s/t1", "other/t1/4"]):
+        assert claim(plan.home, {"train.optim.lr": 1e-3}, owner, number).number == number, "a record each"
+    DriverCallback(plan, "s", Budget(plan, 0.0)).on_trial_complete(0, [], Running("t1"))
+    assert [r.number for r in read_trials(plan.home) if r.state is State.stopped] == [0, 1, 3]
