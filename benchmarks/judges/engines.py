@@ -15,8 +15,9 @@ those of ``fp32.engine``, mean over images, least over outputs. They are compute
 The last line on stdout is one JSON object: by family ``fp32``, ``fp16``, ``bf16`` (where the CPU has them), ``int8``
 and ``branches`` in milliseconds, ``ours`` (of ``int8.engine`` by ``radioplat profile``, run in the same rounds, just
 before ``int8``), ``float_over_int8`` (the fastest float of a round over ``int8``, median over the rounds),
-``ours_over_theirs`` (median over the rounds of ``ours`` over ``int8``), ``rest`` (the float type of
-the record's ``rest``), ``threads``, ``cosine``.
+``ours_over_theirs`` (median over the rounds of ``ours`` over ``int8``), the least and largest of both over the rounds
+(``float_over_int8_range``, ``ours_over_theirs_range``), ``rounds``, ``rest`` (the float type of the record's ``rest``),
+``threads``, ``cosine``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def judged(family: Path, rounds: int, seconds: int, given_threads: int | None) -> dict[str, float | str]:
+def judged(family: Path, rounds: int, seconds: int, given_threads: int | None) -> dict[str, Any]:
     """Measure one family."""
     record = json.loads((family / "int8.engine.json").read_text())
     threads = given_threads or threads_of(record)
@@ -72,14 +73,16 @@ def judged(family: Path, rounds: int, seconds: int, given_threads: int | None) -
         times["ours"].append(profiled(family / "int8.engine"))
         for name, (model, hint) in sides.items():
             times[name].append(median_of(model, hint, shape, seconds, threads))
-    row = {name: statistics.median(values) for name, values in times.items()}
+    row: dict[str, Any] = {name: statistics.median(values) for name, values in times.items()}
     # They ran one after the other in each round: the machine's speed changes by more than they differ.
     floats = [min(values) for values in zip(*(times[name] for name in HINTS if name in times), strict=True)]
-    row["float_over_int8"] = statistics.median(a / b for a, b in zip(floats, times["int8"], strict=True))
-    row["ours_over_theirs"] = statistics.median(a / b for a, b in zip(times["ours"], times["int8"], strict=True))
+    for name, above in (("float_over_int8", floats), ("ours_over_theirs", times["ours"])):
+        ratios = [a / b for a, b in zip(above, times["int8"], strict=True)]
+        row[name] = statistics.median(ratios)
+        row[f"{name}_range"] = [round(min(ratios), 3), round(max(ratios), 3)]
     images = next(path for path in (family / "images.npy", family.parent / "images.npy") if path.is_file())
     agreement = cosine(sides["int8"], sides["fp32"], np.load(images))
-    return {**row, "rest": rest, "threads": threads, "cosine": agreement}
+    return {**row, "rounds": rounds, "rest": rest, "threads": threads, "cosine": agreement}
 
 
 def threads_of(record: dict[str, Any]) -> int:

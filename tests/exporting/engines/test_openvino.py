@@ -135,7 +135,8 @@ def test_the_float_type_of_the_rest_is_measured_and_kept_for_this_kind_of_cpu(vi
     report = build_engine(vit_int8, tmp_path / "a.engine", TensorRTConfig(data_type="int8"), backend=BACKEND)
     rest = json.loads((tmp_path / "a.engine.json").read_text())["rest"]
     assert rest["precision"] in {"fp32", *rest["milliseconds"]} and all(t > 0 for t in rest["milliseconds"].values())
-    assert any(f"is computed in {rest['precision']} on this CPU" in note for note in report.notes)
+    why = "which is fastest (fp32 " if rest["milliseconds"] else "the only float type that it multiplies"
+    assert any(f"is computed in {rest['precision']} on this CPU, {why}" in note for note in report.notes)
     assert precision_hint(["int8"], rest) == rest["precision"]
     other = {**rest, "precision": "fp16", "cpu": "another CPU"}
     assert precision_hint(["int8"], other) in ("fp32", "bf16") and precision_hint(["fp16"], other) == "fp16"

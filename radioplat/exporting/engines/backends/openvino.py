@@ -75,7 +75,8 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
             precision, milliseconds = fastest_rest(openvino, model.clone(), [batch[1], *shape])
             rest = {"precision": precision, "cpu": cpu_name(UNITS), "milliseconds": milliseconds}
             times = ", ".join(f"{name} {value:.3g} ms" for name, value in milliseconds.items())
-            notes.append(f"what is not quantized is computed in {precision} on this CPU, which is fastest ({times})")
+            why = f"which is fastest ({times})" if times else "the only float type that it multiplies"
+            notes.append(f"what is not quantized is computed in {precision} on this CPU, {why}")
         model.reshape(openvino.PartialShape([images, *shape]))
         facts = layer_facts(compile_model(openvino, model, precision))
         with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
@@ -152,8 +153,9 @@ def native_floats(openvino: Any) -> list[str]:  # noqa: ANN401
 def fastest_rest(openvino: Any, model: Any, shape: list[int]) -> tuple[str, dict[str, float]]:  # noqa: ANN401
     """Return the float type in which what is not quantized takes the least time, and the milliseconds in each.
 
-    CPUs differ: without AMX a ViT-Tiny in INT8 takes 1.6 to 1.7 times as long with the rest in bf16 on a Xeon, and less
-    than with the rest in fp32 on an EPYC, though both multiply bf16 (``benchmarks.engines``).
+    Where the CPU multiplies fp32 alone, nothing is measured, and there are no milliseconds. CPUs with bf16 differ:
+    without AMX a ViT-Tiny in INT8 takes 1.6 to 1.7 times as long with the rest in bf16 on a Xeon, and less than with
+    the rest in fp32 on an EPYC (``benchmarks.engines``).
 
     Args:
         shape: ``[B, C, H, W]`` to measure with; the model gets it.
