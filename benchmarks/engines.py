@@ -111,7 +111,7 @@ def make(home: Path, architecture: StudentArchitecture, name: str) -> None:
             "onnx_file": files["onnx_file"],
             "trt_engine": str(home / f"{kind}.engine"),
             "backend": "openvino",
-            "tensorrt": {"data_type": kind, "opt_batch_size": 1, "max_batch_size": 8},
+            "tensorrt": {"data_type": kind, "opt_batch_size": 1, "max_batch_size": 1},
         }
         radioplat("export", home, {**spec, "export": files})
         radioplat("gen_trt_engine", home, {**spec, "gen_trt_engine": engine})
