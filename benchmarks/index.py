@@ -32,7 +32,7 @@ from radioplat.data.index.parquet_parts import BLOCK_ROWS
 from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex
 from radioplat.data.loading.run_data import RunData
 from radioplat.data.scan.scan import scan_pool
-from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA
+from radioplat.data.scan.tables import FAULT_SCHEMA, SCAN_SCHEMA
 from radioplat.spec.schema.dataset import SplitConfig, TarSource, WeightMode
 
 SHARDS, REJECTED = 100_000, 0.3

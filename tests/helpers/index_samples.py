@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from radioplat.data.index.build import build_index
 from radioplat.data.index.shard_index import ShardIndex
-from radioplat.data.scan.shard import SCAN_SCHEMA
+from radioplat.data.scan.tables import SCAN_SCHEMA
 from radioplat.spec.schema.dataset import SplitConfig, TarSource
 
 LIMIT = 178_956_970  # pixels

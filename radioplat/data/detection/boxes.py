@@ -113,7 +113,7 @@ class Faults:
         counts: by reason. Of boxes: ``bad_box`` (not four finite numbers), ``zero_area``, ``outside`` (entirely),
             ``clipped`` (kept, cut at the image's edge), ``unknown_class``, ``unknown_image``. Of images:
             ``missing_file``, ``size_mismatch``, ``duplicate_image``, ``bad_image``, ``no_boxes`` and those of
-            :class:`radioplat.data.scan.shard.Fault`. ``empty_image`` counts images without objects; they are used.
+            :class:`radioplat.data.scan.tables.Fault`. ``empty_image`` counts images without objects; they are used.
         named: (reason, item) examples, at most :data:`NAMED` of a reason.
     """
 

@@ -18,8 +18,9 @@ from radioplat.data.index.parquet_parts import NOTE_SCHEMA, PartWriter, unfinish
 from radioplat.data.index.scan_wait import Patience, ScanWait
 from radioplat.data.index.shard_index import SHARD_SCHEMA, ShardIndex, check_index
 from radioplat.data.scan.scan import IMAGES_PER_BATCH, ScanBatch, Scanner, scan_here
-from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, UNREADABLE
+from radioplat.data.scan.shard import NAME_RULES
 from radioplat.data.scan.sources import ShardFile, SourceFiles, list_shards
+from radioplat.data.scan.tables import FAULT_SCHEMA, UNREADABLE
 from radioplat.errors import DataError, Problem
 from radioplat.spec.schema.dataset import SplitConfig
 from radioplat.tracking.record_versions import prepare_folder

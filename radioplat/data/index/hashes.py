@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from radioplat.data.index.parquet_parts import write_table
 from radioplat.data.index.scratch import scratch
 from radioplat.data.index.shard_index import ShardIndex, missing_shard
-from radioplat.data.scan.shard import hash_key
+from radioplat.data.scan.tables import hash_key
 from radioplat.data.storage.files import HandlePool
 
 HASH_SCHEMA = pa.schema([("content_hash", pa.large_string()), ("hash_key", pa.int64())])  # one row a row of the part

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from radioplat.common.atomic_files import written_aside
-from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES, SCAN_SCHEMA
+from radioplat.data.scan.shard import NAME_RULES
+from radioplat.data.scan.tables import FAULT_SCHEMA, SCAN_SCHEMA
 
 BLOCK_ROWS = 8192
 PART_ROWS = 250_000

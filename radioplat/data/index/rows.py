@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from radioplat.data.index.columns import Column
 from radioplat.data.index.parquet_parts import BLOCK_ROWS, PartReader
-from radioplat.data.scan.shard import SCAN_SCHEMA
+from radioplat.data.scan.tables import SCAN_SCHEMA
 from radioplat.errors import DataError
 
 CACHED_BLOCKS = 192  # of BLOCK_ROWS rows: about 75 MB where all are in use

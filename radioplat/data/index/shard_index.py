@@ -20,7 +20,8 @@ from radioplat.data.index.columns import Column
 from radioplat.data.index.parquet_parts import NOTE_SCHEMA, remove_notes, write_table
 from radioplat.data.index.rows import IndexRows
 from radioplat.data.scan.scan import canonical
-from radioplat.data.scan.shard import FAULT_SCHEMA, NAME_RULES
+from radioplat.data.scan.shard import NAME_RULES
+from radioplat.data.scan.tables import FAULT_SCHEMA
 from radioplat.data.storage.files import FileState
 from radioplat.errors import DataError
 from radioplat.tracking.record_versions import check_newer, newer_record, prepare_folder, read_versions

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from radioplat.data.scan.shard import FAULT_SCHEMA, scan_image, scan_tar
+from radioplat.data.scan.shard import scan_image, scan_tar
+from radioplat.data.scan.tables import FAULT_SCHEMA
 from radioplat.spec.resolved.paths import is_remote
 
 IMAGES_PER_BATCH = 512  # image files scanned together; a tar is a batch by itself

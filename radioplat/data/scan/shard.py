@@ -5,94 +5,25 @@ No member is extracted to disk, so that names such as ``../x`` are harmless.
 
 from __future__ import annotations
 
-import hashlib
 import re
-import struct
-from dataclasses import dataclass
 from typing import Any
-
-import pyarrow as pa
 
 from radioplat.common.listing import first_few
 from radioplat.data.images.headers import IMAGE_EXTENSIONS, ImageHeader, header_at
 from radioplat.data.scan.names import shown_name, split_name
 from radioplat.data.scan.sidecar import fields_of, label_fault, label_fields, parse_json
+from radioplat.data.scan.tables import UNREADABLE, Fault, Scan, scan_row, scan_table
 from radioplat.data.scan.tar import Damage, Member, walk_tar
 from radioplat.data.storage.read_ahead import Window
 
 MAX_SIDECAR_BYTES = 1 << 24
 NAME_RULES = "2"  # number of the rules below; increased when they read other samples from the same names
-_INT64 = struct.Struct("<q").unpack
 _SIDECARS = frozenset({"json", "cls"})
 # Last parts of extensions that name an image, as in webdataset.autodecode.IMAGE_EXTENSIONS; its content decides.
 _IMAGE_NAMES = IMAGE_EXTENSIONS | {"tif", "jfif", "jpe", "jp2", "ppm", "pgm", "pbm", "pnm", "avif", "heic"}
 _WANTED = _IMAGE_NAMES | _SIDECARS
 _BITS = {extension: 1 << place for place, extension in enumerate(sorted(_WANTED))}
 _is_meta = re.compile("__[^/]*__/").match  # webdataset.tariterators.tar_file_iterator, skip_meta
-
-# The columns of each image of a shard; the index adds source and shard.
-SCAN_SCHEMA = pa.schema(
-    [
-        ("offset", pa.int64()),  # bytes from the start of the shard
-        ("length", pa.int64()),  # bytes
-        ("width", pa.int32()),  # pixels, upright
-        ("height", pa.int32()),
-        ("format", pa.string()),
-        ("key", pa.large_string()),
-        ("hash", pa.large_string()),  # from the sidecar; null if it has none
-        ("hash_key", pa.int64()),  # 64 bits of it, see hash_key(); 0 if it has none
-        ("caption_offset", pa.int64()),  # of the JSON sidecar with a caption; -1 if none
-        ("caption_length", pa.int64()),
-        ("given_label", pa.int64()),  # a number from the sidecar; -1 if none
-        ("label_name", pa.large_string()),
-    ]
-)
-
-
-UNREADABLE = "unreadable_shard"  # reason of a fault: the storage failed
-FAULT_SCHEMA = pa.schema(
-    [
-        *((name, pa.large_string()) for name in ("shard", "key", "reason", "detail")),
-        ("offset", pa.int64()),  # of the lost or unused bytes; -1 if there are none
-        ("length", pa.int64()),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """An unusable shard or member.
-
-    Attributes:
-        shard: path of the file.
-        key: of the sample, or the member's name; empty if the whole shard is unusable.
-        reason: ``unreadable_shard, not_a_tar, empty_tar, truncated_tar, corrupt_tar, not_an_image, empty_member,
-            too_many_bytes, duplicate_key, several_images, no_image, not_a_file, hidden_member, bad_sidecar``.
-        detail: explanation for the user.
-        offset, length: the unusable bytes, from the member's first header; -1 and 0 if there are none.
-    """
-
-    shard: str
-    key: str
-    reason: str
-    detail: str = ""
-    offset: int = -1
-    length: int = 0
-
-
-@dataclass
-class Scan:
-    """Result of one shard.
-
-    Attributes:
-        rows: a table of :data:`SCAN_SCHEMA`, sorted by offset.
-        faults: what cannot be used.
-        sidecars: the JSON sidecar of each row; None if it has none that is valid.
-    """
-
-    rows: pa.Table
-    faults: list[Fault]
-    sidecars: list[Member | None]
 
 
 class _Sample:
@@ -166,15 +97,15 @@ def scan_image(path: str, name: str) -> Scan:
         window = Window(path)
         header = header_at(window.read, lambda: window.span(0, window.size))
     except OSError as error:
-        return Scan(_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))], [])
+        return Scan(scan_table([]), [Fault(path, name, UNREADABLE, error.strerror or str(error))], [])
     if header is None:
-        return Scan(_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")], [])
+        return Scan(scan_table([]), [Fault(path, name, "not_an_image" if window.size else "empty_member")], [])
     if window.size > header.most_bytes:
         detail = f"{window.size} bytes for {header.width}x{header.height} pixels"
-        return Scan(_table([]), [Fault(path, name, "too_many_bytes", detail)], [])
+        return Scan(scan_table([]), [Fault(path, name, "too_many_bytes", detail)], [])
     parent = name.rpartition("/")[0].rpartition("/")[2]
     label = {"label_name": shown_name(parent)} if parent else None
-    return Scan(_table([_row(shown_name(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
+    return Scan(scan_table([scan_row(shown_name(split_name(name)[0]), (0, window.size, header), label)]), [], [None])
 
 
 class _TarScan:
@@ -247,9 +178,9 @@ class _TarScan:
         for sample in sorted(self._samples, key=_place):
             if sample.image is not None and sample.header is not None:
                 image = sample.image.offset, sample.image.size, sample.header
-                rows.append(_row(shown_name(sample.key), image, sample.fields()))
+                rows.append(scan_row(shown_name(sample.key), image, sample.fields()))
                 sidecars.append(sample.sidecar)
-        return Scan(_table(rows), self._faults, sidecars)
+        return Scan(scan_table(rows), self._faults, sidecars)
 
     def _close(self) -> None:
         """End the sample of the last members; it continues an earlier one of its key or is a new one."""
@@ -365,30 +296,3 @@ def _header(window: Window, member: Member) -> ImageHeader | None:
         return window.read(offset + at, min(length, size - at)) if at < size else b""
 
     return header_at(read, lambda: window.span(offset, size)) if size else None
-
-
-def _row(key: str, image: tuple[int, int, ImageHeader], sidecar: dict[str, Any] | None) -> tuple:
-    """Return one row of :data:`SCAN_SCHEMA`."""
-    offset, length, header = image
-    if not sidecar:
-        return (offset, length, header.width, header.height, header.format, key, None, 0, -1, 0, -1, None)
-    get = sidecar.get
-    return (
-        offset, length, header.width, header.height, header.format, key, get("hash"), hash_key(get("hash")),
-        get("caption_offset", -1), get("caption_length", 0), get("given_label", -1), get("label_name"),
-    )  # fmt: skip
-
-
-def hash_key(value: str | None) -> int:
-    """Return 64 bits of a hash, for counting and comparing; 0 only for None.
-
-    Among 1e9 different images the chance of any two equal keys is 1 in 40.
-    """
-    if value is None:
-        return 0
-    return _INT64(hashlib.blake2b(value.encode(), digest_size=8).digest())[0] or 1
-
-
-def _table(rows: list[tuple]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) or [()] * len(SCAN_SCHEMA)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCAN_SCHEMA, strict=True)], schema=SCAN_SCHEMA)

@@ -59,7 +59,7 @@ class Samples:
     Attributes:
         training, held_out: sorted by name.
         faults: samples that were left out: ``no_mask``, ``no_image`` (or the missing role: ``no_after``),
-            ``duplicate_name``, and faults of shards (:class:`radioplat.data.scan.shard.Fault`). Decoding later adds
+            ``duplicate_name``, and faults of shards (:class:`radioplat.data.scan.tables.Fault`). Decoding later adds
             ``unreadable``, ``size_mismatch``, ``bad_mask`` and ``unknown_class``.
     """
 

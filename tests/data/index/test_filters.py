@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from radioplat.data.index.build import ShardIndex, build_index
 from radioplat.data.index.filters import REASONS, draw_frequencies, reject_codes, weight_of
 from radioplat.data.index.shard_index import SHARD_SCHEMA
-from radioplat.data.scan.shard import FAULT_SCHEMA, SCAN_SCHEMA, hash_key
+from radioplat.data.scan.tables import FAULT_SCHEMA, SCAN_SCHEMA, hash_key
 from radioplat.spec.schema.dataset import ResolutionFilter, SplitConfig, TarSource, WeightMode
 
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radioplat.data.scan.scan import ScanBatch, scan_batch
-from radioplat.data.scan.shard import Scan, scan_tar
+from radioplat.data.scan.shard import scan_tar
+from radioplat.data.scan.tables import Scan
 from radioplat.data.scan.tar import Damage, walk_tar
 from radioplat.data.storage.read_ahead import Window
 
