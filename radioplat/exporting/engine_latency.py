@@ -43,10 +43,16 @@ def latency_here(path: Path, runner: EngineRunner | None = None, gpu_id: int = 0
 
 
 def is_of_this_machine(latency: dict[str, Any] | None, device: str) -> bool:
-    """Return whether a record's latency was measured on a machine like this one: with the same GPU or the same CPU."""
+    """Return whether a record's latency was measured on a machine like this one.
+
+    That is one with the same GPU, or with the same CPU and as many threads: virtual machines with one kind of CPU
+    differ in their cores.
+    """
     if not latency or latency["device"] != device:
         return False
-    return device != "cpu" or latency["cpu"] == cpu_name(UNITS)
+    import torch
+
+    return device != "cpu" or (latency["cpu"], latency.get("threads")) == (cpu_name(UNITS), torch.get_num_threads())
 
 
 def _source(path: Path, record: dict[str, Any]) -> tuple[Path | None, str]:

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from radioplat.cli.main import main
 from radioplat.common.cpu_threads import UNITS, cpu_name
@@ -16,6 +17,7 @@ from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 
 from .engines.conftest import conv_file, conv_int8  # noqa: F401 - fixtures
 
+THREADS = torch.get_num_threads()
 CONFIG = TensorRTConfig(data_type="int8", min_batch_size=1, opt_batch_size=2, max_batch_size=4)
 
 
@@ -64,7 +66,9 @@ def test_a_latency_of_another_machine_is_replaced(built):
     ("latency", "device", "same"),
     [
         (None, "cpu", False),
-        ({"device": "cpu", "cpu": cpu_name(UNITS)}, "cpu", True),
+        ({"device": "cpu", "cpu": cpu_name(UNITS), "threads": THREADS}, "cpu", True),
+        ({"device": "cpu", "cpu": cpu_name(UNITS), "threads": 2 * THREADS}, "cpu", False),
+        ({"device": "cpu", "cpu": cpu_name(UNITS)}, "cpu", False),  # of a version that did not write them
         ({"device": "NVIDIA A10", "cpu": "any"}, "NVIDIA A10", True),
         ({"device": "NVIDIA A10", "cpu": cpu_name(UNITS)}, "cpu", False),
         ({"device": "NVIDIA A10", "cpu": cpu_name(UNITS)}, "NVIDIA L4", False),

@@ -173,20 +173,26 @@ def compare_with_twins(
     latency = compare_latency({data_type: engine, **twins}, missing, seconds, gpu_id, sizes)
     if data_type in ACTIVATIONS and is_slower(latency, data_type):
         sentence = (
-            _in_openvino(source, engine, request, seconds, scratch) if backend is EngineBackend.onnxruntime else ""
+            _in_openvino(source, engine, request, record["batch"][0], seconds, scratch)
+            if backend is EngineBackend.onnxruntime
+            else ""
         )
         causes = causes_of_slowness(backend, _known(Coverage, record["coverage"]), latency, sentence)
         latency["warnings"] = warnings_of(latency, data_type, causes)
     return latency
 
 
-def _in_openvino(source: Path, engine: Path, request: BuildRequest, seconds: float, scratch: Path) -> str:
-    """Return a sentence about ``source`` in OpenVINO beside ``engine``, of onnxruntime: measured, or why not."""
+def _in_openvino(source: Path, engine: Path, request: BuildRequest, size: int, seconds: float, scratch: Path) -> str:
+    """Return a sentence about ``source`` in OpenVINO beside ``engine``, of onnxruntime: measured, or why not.
+
+    Args:
+        size: of the batches, one that both take.
+    """
     other = scratch / "openvino.engine"
     try:
         load_openvino()
         _write(read_onnx(source), other, EngineBackend.openvino, "for comparison", request, scratch)
-        return beside_openvino(engine, other, request.config.min_batch_size, seconds)
+        return beside_openvino(engine, other, size, seconds)
     except EngineError as error:
         return f"OpenVINO (gen_trt_engine.backend=openvino) may be faster; not measured: {error.problems[0].message}"
 
@@ -234,6 +240,7 @@ def _write(
     data_type = parse_engine_type(config.data_type)
     if backend in _FOR_CPUS and file.formats and file.float_type not in (None, "fp32"):
         typed = read_onnx(write_in_fp32(file.path, scratch / f"fp32.{file.path.name}"))
+        request = dataclasses.replace(request, float_type=file.float_type)
     if config.layers_precision:
         typed, notes = set_precisions(typed, config.layers_precision, scratch)
     types = [*_types(typed, data_type), *precisions_of(config.layers_precision)]

@@ -85,6 +85,7 @@ class BuildRequest:
         timing_cache: file of kernels' timings; None: none.
         gpu_id: the GPU to build on.
         verbose: print the builder's messages to standard error.
+        float_type: of the file of the user, where a CPU gets it with fp32 in place of another one; None: the file's.
     """
 
     config: TensorRTConfig
@@ -93,6 +94,7 @@ class BuildRequest:
     timing_cache: str | None = None
     gpu_id: int = 0
     verbose: bool = False
+    float_type: str | None = None
 
 
 @dataclass(frozen=True)

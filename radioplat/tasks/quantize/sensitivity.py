@@ -135,6 +135,8 @@ def _measure(spec: Spec, folder: TaskFolder) -> Sensitivity:
             missing[name] = error.problems[0].message
             continue
         cosine[name] = done.cosine
+        if config.reestimate_batchnorm:  # with new statistics it is another student, also in floats
+            done = quantize_model(model, replace(of_format, reestimate_batchnorm=False), batches, device)
         for layer, change in layer_changes(done.model.to(device), on_device).items():
             changes.setdefault(layer, {})[name] = change
     result = Sensitivity(folder.path / FILE, path, sum(map(len, batches)), changes, cosine, missing, notes)

@@ -12,11 +12,14 @@ import onnx
 import pytest
 
 from radioplat.errors import EngineError
+from radioplat.exporting.engines import build
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import _in_openvino, build_engine
 from radioplat.exporting.engines.comparison import warnings_of
+from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.engines.float_twins import write_in_fp32, write_twin
 from radioplat.exporting.engines.interface import BuildRequest
+from radioplat.exporting.engines.latency import timer
 from radioplat.exporting.latency import LEAST_CALLS, WINDOW, measure_in_turn
 from radioplat.exporting.onnx.precision import retype
 from radioplat.exporting.onnx.publish import save
@@ -87,7 +90,7 @@ def test_openvino_is_recommended_with_what_it_measured(installed, conv_int8, tmp
     config, backend = TensorRTConfig(data_type="int8", **SMALL), EngineBackend.onnxruntime
     report = build_engine(conv_int8, tmp_path / "a.engine", config, backend=backend)
     request = BuildRequest(config)
-    said = _in_openvino(conv_int8, report.path, request, 0.05, tmp_path)
+    said = _in_openvino(conv_int8, report.path, request, 1, 0.05, tmp_path)
     if not installed:
         assert said.startswith(
             "OpenVINO (gen_trt_engine.backend=openvino) may be faster; not measured: openvino cannot"
@@ -101,8 +104,39 @@ def test_openvino_is_recommended_with_what_it_measured(installed, conv_int8, tmp
     assert ("(gen_trt_engine.backend=openvino)" in said) == (float(theirs) < float(ours))
 
 
+def test_a_file_of_a_fixed_batch_is_compared_with_openvino_at_that_batch(conv_int8, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    model = onnx.load(conv_int8)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    onnx.save(model, tmp_path / "four.onnx")
+    monkeypatch.setattr(build, "is_slower", lambda *given: True)  # whichever is slower on this CPU
+    monkeypatch.setattr(build, "warnings_of", lambda latency, data_type, causes: causes)
+    report = build_engine(
+        tmp_path / "four.onnx",
+        tmp_path / "a.engine",
+        TensorRTConfig(data_type="int8"),
+        backend=EngineBackend.onnxruntime,
+        latency_seconds=0.05,
+    )
+    assert report.batch == (4, 4, 4) and list(report.latency["batches"]) == ["4"]
+    assert "ms for 4 images" in report.latency["warnings"][0]
+
+
+def test_a_batch_that_an_engine_does_not_take_is_an_error_with_its_file(conv_int8, tmp_path):
+    model = onnx.load(conv_int8)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    onnx.save(model, tmp_path / "four.onnx")
+    config, backend = TensorRTConfig(data_type="int8"), EngineBackend.onnxruntime
+    build_engine(tmp_path / "four.onnx", tmp_path / "a.engine", config, backend=backend)
+    call, _ = timer(load_engine(tmp_path / "a.engine"), 1)
+    with pytest.raises(EngineError, match="onnxruntime failed: .*dimensions") as caught:
+        call()
+    assert caught.value.problems[0].where == str(tmp_path / "a.engine")
+
+
 def test_an_fp8_file_is_not_measured_in_openvino(conv_fp8, tmp_path):
-    said = _in_openvino(conv_fp8, conv_fp8, BuildRequest(TensorRTConfig(data_type="fp8", **SMALL)), 0.05, tmp_path)
+    said = _in_openvino(conv_fp8, conv_fp8, BuildRequest(TensorRTConfig(data_type="fp8", **SMALL)), 1, 0.05, tmp_path)
     assert "not measured: " in said
 
 

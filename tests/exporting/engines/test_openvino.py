@@ -13,11 +13,13 @@ from onnx import numpy_helper
 
 from radioplat.common.cpu_threads import has_int8_units
 from radioplat.errors import EngineError
+from radioplat.exporting.engines.backends import openvino
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.backends.openvino import precision_hint
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.engines.execution import try_execution
+from radioplat.exporting.onnx.precision import retype, widen
 from radioplat.exporting.qdq.int8_overflow import without_overflow
 from radioplat.exporting.qdq.unsigned import make_unsigned
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
@@ -135,11 +137,30 @@ def test_the_float_type_of_the_rest_is_measured_and_kept_for_this_kind_of_cpu(vi
     report = build_engine(vit_int8, tmp_path / "a.engine", TensorRTConfig(data_type="int8"), backend=BACKEND)
     rest = json.loads((tmp_path / "a.engine.json").read_text())["rest"]
     assert rest["precision"] in {"fp32", *rest["milliseconds"]} and all(t > 0 for t in rest["milliseconds"].values())
-    why = "which is fastest (fp32 " if rest["milliseconds"] else "the only float type that it multiplies"
+    why = "which is fastest (fp32 " if rest["milliseconds"] else "the only float type that it may be in"
     assert any(f"is computed in {rest['precision']} on this CPU, {why}" in note for note in report.notes)
     assert precision_hint(["int8"], rest) == rest["precision"]
     other = {**rest, "precision": "fp16", "cpu": "another CPU"}
     assert precision_hint(["int8"], other) in ("fp32", "bf16") and precision_hint(["fp16"], other) == "fp16"
+
+
+@pytest.mark.parametrize(("stored", "types"), [("fp16", ["fp32", "fp16", "bf16"]), ("bf16", ["fp32", "bf16"])])
+def test_a_file_that_does_not_fit_fp16_is_not_computed_in_it(stored, types, monkeypatch):
+    monkeypatch.setattr(openvino, "native_floats", lambda library: ["fp32", "fp16", "bf16"])
+    assert openvino._rest_types(None, stored) == types
+
+
+def test_the_builder_learns_the_float_type_that_the_file_had(vit_int8, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(openvino, "_rest_types", lambda library, stored: asked.append(stored) or ["fp32"])
+    model = onnx.load(vit_int8)
+    for name, change in (("fp32", widen), ("bf16", lambda model: retype(model, "bf16"))):
+        change(model)
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        build_engine(
+            tmp_path / f"{name}.onnx", tmp_path / "a.engine", TensorRTConfig(data_type="int8"), backend=BACKEND
+        )
+    assert asked == ["fp32", "bf16"]
 
 
 def test_a_note_names_the_backend_whose_engine_was_at_the_same_path(conv_file, tmp_path):
@@ -200,6 +221,7 @@ def test_it_opens_without_its_onnx_file_and_names_a_damaged_one(conv_file, tmp_p
     ("config", "where"),
     [
         ({"workspace_size": 1}, "workspace_size"),
+        ({"layers_precision": ["*:fp16"]}, "layers_precision"),
         ({"compute_capabilities": ["SM86"]}, "compute_capabilities"),
     ],
 )

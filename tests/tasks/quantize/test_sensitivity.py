@@ -73,6 +73,21 @@ def test_each_change_is_that_of_a_student_with_this_layer_alone_quantized(home, 
         assert changes[layer][format] == pytest.approx(wanted, rel=1e-3)
 
 
+def test_new_statistics_of_batchnorm_are_no_change_by_a_layer(home):
+    torch.manual_seed(0)
+    student = Student(StudentArchitecture("test_resnet", img_size=SIZE)).eval()
+    save_model(student, home / "with_statistics")
+    changes, cosines = [], []
+    for i, value in enumerate(("false", "true")):
+        fields = [f"quantize.checkpoint={home}/with_statistics", f"results_dir={home}/statistics_{i}"]
+        fields.append(f"quantize.reestimate_batchnorm={value}")
+        assert main(["sensitivity", "-e", str(home / "spec.yaml"), *fields]) == 0
+        result = json.loads((home / f"statistics_{i}/sensitivity/sensitivity.json").read_text())
+        changes.append(result["changes"])
+        cosines.append(result["cosine"])
+    assert changes[0] == changes[1] and cosines[0] != cosines[1]
+
+
 def test_a_network_of_convolutions_has_no_blocks_and_the_other_formats(home, capsys):
     student = Student(StudentArchitecture("test_resnet", img_size=SIZE)).eval()
     save_model(student, home / "cnn")

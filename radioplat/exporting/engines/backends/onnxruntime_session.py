@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     session = open_graph(path.read_bytes(), _level(record))  # bytes: it decides by a path's suffix how to read it
     name, outputs = session.get_inputs()[0].name, [value.name for value in session.get_outputs()]
 
-    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+    @contextlib.contextmanager
+    def named() -> Iterator[None]:
         try:
-            return dict(zip(outputs, session.run(outputs, {name: images}), strict=True))
+            yield
         except Exception as error:  # its errors have no common base class
             raise EngineError(f"onnxruntime failed: {' '.join(str(error).split())[:300]}", where=str(path)) from error
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        with named():
+            return dict(zip(outputs, session.run(outputs, {name: images}), strict=True))
 
     def bound(images: np.ndarray) -> Callable[[], object]:
         """Return a call that computes these images, whose array stays the input."""
@@ -36,7 +42,13 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
         binding.bind_cpu_input(name, images)
         for output in outputs:
             binding.bind_output(output)
-        return lambda: (session.run_with_iobinding(binding), images)  # the array lives as long as the call
+
+        def call(_kept: np.ndarray = images) -> None:  # the array lives as long as the function
+            """Compute them."""
+            with named():
+                session.run_with_iobinding(binding)
+
+        return call
 
     run.bound = bound  # type: ignore[attr-defined]
     return "cpu", run

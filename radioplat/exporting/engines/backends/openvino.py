@@ -33,7 +33,10 @@ from radioplat.exporting.qdq.int8_overflow import without_overflow
 from radioplat.exporting.qdq.unsigned import make_unsigned
 from radioplat.spec.resolved.number_formats import ACTIVATIONS, FLOATS
 
-UNSUPPORTED = NOT_FOR_CPUS
+UNSUPPORTED = NOT_FOR_CPUS | {
+    "layers_precision": "Remove it; OpenVINO computes all that is not quantized in one float type, or use "
+    "gen_trt_engine.backend=onnxruntime.",
+}
 # Its names of number formats, and ours.
 _FORMATS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
@@ -72,10 +75,11 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         images = openvino.Dimension(batch[0], batch[2]) if batch[0] != batch[2] else batch[0]
         precision, rest = precision_hint(data_types), None
         if set(data_types) & set(ACTIVATIONS):
-            precision, milliseconds = fastest_rest(openvino, model.clone(), [batch[1], *shape])
+            allowed = _rest_types(openvino, request.float_type or file.float_type)
+            precision, milliseconds = fastest_rest(openvino, model.clone(), [batch[1], *shape], allowed)
             rest = {"precision": precision, "cpu": cpu_name(UNITS), "milliseconds": milliseconds}
             times = ", ".join(f"{name} {value:.3g} ms" for name, value in milliseconds.items())
-            why = f"which is fastest ({times})" if times else "the only float type that it multiplies"
+            why = f"which is fastest ({times})" if times else "the only float type that it may be in"
             notes.append(f"what is not quantized is computed in {precision} on this CPU, {why}")
         model.reshape(openvino.PartialShape([images, *shape]))
         facts = layer_facts(compile_model(openvino, model, precision))
@@ -150,19 +154,36 @@ def native_floats(openvino: Any) -> list[str]:  # noqa: ANN401
     return [name for name in _HINTS if name == "fp32" or name.upper() in able]
 
 
-def fastest_rest(openvino: Any, model: Any, shape: list[int]) -> tuple[str, dict[str, float]]:  # noqa: ANN401
+def _rest_types(openvino: Any, stored: str | None) -> list[str]:  # noqa: ANN401
+    """Return the float types that a quantized file may be computed in on this CPU.
+
+    fp16 is one of them only for a file in fp16: the export writes another type where a value overflows fp16.
+
+    Args:
+        stored: float type of the user's file.
+    """
+    return [name for name in native_floats(openvino) if name != "fp16" or stored == "fp16"]
+
+
+def fastest_rest(
+    openvino: Any,  # noqa: ANN401
+    model: Any,  # noqa: ANN401
+    shape: list[int],
+    types: list[str],
+) -> tuple[str, dict[str, float]]:
     """Return the float type in which what is not quantized takes the least time, and the milliseconds in each.
 
-    Where the CPU multiplies fp32 alone, nothing is measured, and there are no milliseconds. CPUs with bf16 differ:
+    Of fp32 alone nothing is measured, and there are no milliseconds. CPUs with bf16 differ:
     without AMX a ViT-Tiny in INT8 takes 1.6 to 1.7 times as long with the rest in bf16 on a Xeon, and less than with
     the rest in fp32 on an EPYC (``benchmarks.engines``).
 
     Args:
         shape: ``[B, C, H, W]`` to measure with; the model gets it.
+        types: to choose from.
     """
     model.reshape(shape)
     images = np.random.default_rng(0).random(shape, dtype=np.float32)
-    requests = {name: compile_model(openvino, model, name).create_infer_request() for name in native_floats(openvino)}
+    requests = {name: compile_model(openvino, model, name).create_infer_request() for name in types}
     rounds: dict[str, list[float]] = {name: [] for name in requests}
     for _ in range(_ROUNDS if len(requests) > 1 else 0):
         for name, request in requests.items():
