@@ -31,7 +31,6 @@ class EngineModel:
         kernels: number of convolution and GEMM kernels by data type; empty if the builder does not list them.
         milliseconds: median latency of its smallest batch on this machine, from its record or by :meth:`measure`; None
             if it was not measured here.
-        warning: that its INT8 products overflow on this machine's CPU; empty if they do not.
         reason: why it cannot run on this machine; empty if it can.
         interface: names and shapes of its inputs and outputs.
 
@@ -54,7 +53,7 @@ class EngineModel:
         self.kind = f"engine {record['library']} {record['data_type']}"
         self.bytes, self._record = path.stat().st_size, record
         self.kernels: dict[str, int] = (record.get("coverage") or {}).get("kernels") or {}
-        self.warning = _overflows(path) if record["library"] == "onnxruntime" and "int8" in self.kernels else ""
+        self._overflow = _overflows(path) if record["library"] == "onnxruntime" and "int8" in self.kernels else ""
         self.reason = ""
         self._runner: EngineRunner | None = None
         try:
@@ -62,9 +61,22 @@ class EngineModel:
         except EngineError as error:  # it is for another GPU, or there is no driver
             self.reason = str(Problem(error.problems[0].message, hint=error.problems[0].hint))
         self._latency: dict[str, Any] | None = None  # measured here, not in the record yet
+        self._known: dict[str, Any] = {}  # of the record, measured on a machine like this one
         self.milliseconds: float | None = None
         if self._runner is not None and is_of_this_machine(record.get("latency"), self._runner.device):
-            self.milliseconds = self._median(record["latency"])
+            self._known = record["latency"]
+            self.milliseconds = self._median(self._known)
+
+    @property
+    def warning(self) -> str:
+        """What a user should know before using it, in sentences; empty if there is nothing.
+
+        Its INT8 products overflow on this machine's CPU, it computes something else than its ONNX file, or another data
+        type is faster here.
+        """
+        execution = self._record.get("execution") or {}
+        slower = (self._latency or self._known).get("warnings", [])
+        return "; ".join(filter(None, [self._overflow, execution.get("warning"), *slower]))
 
     def state(self, evaluated: bool) -> str:
         """Return a description of where the engine was executed and evaluated: here, or as its record lists."""

@@ -98,6 +98,12 @@ class EngineReport:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def warnings(self) -> list[str]:
+        """That it computes something else than its file, or is not the fastest here, with the causes; sentences."""
+        unlike = self.execution.get("warning")
+        return [*([unlike] if unlike else []), *(self.latency or {}).get("warnings", [])]
+
+    @property
     def state(self) -> str:
         """See :func:`radioplat.exporting.engines.engine_record.state_of`."""
         return state_of({"executed": self.executed, "execution": self.execution, "evaluated": False})

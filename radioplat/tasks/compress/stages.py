@@ -106,7 +106,15 @@ def _export_outputs(spec: Spec) -> dict[str, str | None]:
 
 def _run_engine(spec: Spec, say: Say) -> Outcome:
     report = build_engine(spec)
-    facts = {"backend": report.backend.value, "version": report.version, "coverage": asdict(report.coverage)}
+    for line in report.warnings:
+        say(f"warning: {line}")
+    facts = {
+        "backend": report.backend.value,
+        "version": report.version,
+        "coverage": asdict(report.coverage),
+        "warnings": report.warnings,
+        "notes": report.notes,
+    }
     return Outcome(str(report.path), report.bytes, facts=facts)
 
 

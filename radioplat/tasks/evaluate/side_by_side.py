@@ -26,7 +26,7 @@ class Row:
         state: of an engine, evaluated now, see :mod:`radioplat.exporting.engines.engine_record`; empty for others.
         kernels: of an engine: its convolution and GEMM kernels by data type; empty if unknown.
         milliseconds: of an engine: median latency of its smallest batch on this machine; None if it does not run here.
-        warning: of an engine: that its INT8 products overflow on this machine's CPU; empty if they do not.
+        warning: of an engine, see :class:`radioplat.evaluation.models.engine.EngineModel`; empty if there is none.
     """
 
     name: str

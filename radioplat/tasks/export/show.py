@@ -80,8 +80,7 @@ def show_engine(report: EngineReport) -> None:
         terminal.say(textwrap.fill(f"  {label:<14}{text}", 118, subsequent_indent=" " * 16, break_long_words=False))
     for line in report.notes:
         terminal.say(f"note: {line}")
-    unlike = [report.execution["warning"]] if "warning" in report.execution else []
-    for line in (*unlike, *(report.latency or {}).get("warnings", ())):
+    for line in report.warnings:
         terminal.say(f"warning: {line}")
 
 

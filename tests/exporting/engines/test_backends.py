@@ -17,7 +17,10 @@ from radioplat.exporting.engines.backends.onnxruntime import _PRODUCTS, open_ses
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.qdq import int8_overflow
+from radioplat.spec.loading.load import load_spec
+from radioplat.spec.schema.compress import Stage
 from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
+from radioplat.tasks.compress.stages import STAGES
 from radioplat.tasks.evaluate.side_by_side import Row, kernel_notes
 from radioplat.tasks.export.show import show_engine
 
@@ -149,6 +152,30 @@ def test_a_cpu_on_which_int8_overflows_is_named_in_record_terminal_and_evaluatio
     assert [int8_overflow.OVERFLOW in text for text in places] == [not units] * 3
     floats = build_engine(conv_file, tmp_path / "b.engine", TensorRTConfig(), backend=ORT)
     assert int8_overflow.OVERFLOW not in floats.notes
+
+
+def test_what_a_record_warns_of_is_in_the_evaluation_and_the_chain(vit_int8, tmp_path):
+    section = {"backend": "onnxruntime", "onnx_file": str(vit_int8), "trt_engine": str(tmp_path / "a.engine")}
+    spec = load_spec(
+        {
+            "results_dir": str(tmp_path / "results"),
+            "gen_trt_engine": section | {"latency_seconds": 0.05, "tensorrt": {"data_type": "int8"}},
+        }
+    )
+    lines: list[str] = []
+    outcome = STAGES[Stage.engine].run(spec, lines.append)
+    record = json.loads((tmp_path / "a.engine.json").read_text())
+    slower = record["latency"]["warnings"]
+    assert lines == [f"warning: {line}" for line in slower] and outcome.facts["warnings"] == slower
+    assert outcome.facts["notes"] == record["notes"]
+    # Another CPU may be faster in INT8, and this one computes what the file says.
+    record["latency"]["warnings"], record["execution"]["warning"] = ["int8 is not the fastest here"], "it is unlike"
+    (tmp_path / "a.engine.json").write_text(json.dumps(record))
+    warned = EngineModel(tmp_path / "a.engine", "evaluate.models[0].path", "cpu").warning
+    assert warned.endswith("it is unlike; int8 is not the fastest here")
+    record["latency"]["cpu"] = "another CPU"
+    (tmp_path / "a.engine.json").write_text(json.dumps(record))
+    assert EngineModel(tmp_path / "a.engine", "evaluate.models[0].path", "cpu").warning.endswith("it is unlike")
 
 
 def test_auto_takes_what_there_is_and_says_why(conv_file, tmp_path, monkeypatch):
