@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy import infer_onnxruntime, infer_tensorrt, triton
 from radioplat.exporting.deploy.trtexec import arguments, script
+from radioplat.exporting.onnx.precision import widen
+from radioplat.exporting.onnx.publish import save
 from radioplat.exporting.reference_session import open_reference
 
 PREPROCESSING, BUILD, VERIFY, SAMPLE = "preprocessing.json", "build_engine.sh", "verify.sh", "sample.npz"
 TRITON = "triton"
 SCRIPTS = (infer_onnxruntime, infer_tensorrt)
 SAMPLED = 2  # images in the sample
+NOT_COMPARED = "not_compared"  # in the sample: why it has no features
 _VERIFY = """#!/usr/bin/env bash
 # Build an engine on this machine, also for Triton (triton/), compare its features with those of the ONNX file, and
 # measure its latency.
@@ -54,7 +59,8 @@ class Bundled:
         step: pixels that dynamic sides must be a multiple of.
         mean, std: of the normalisation, which is in the graph.
         version: of TensorRT; None for the newest.
-        data_type, formats, stored_weights: of ``onnx_file``.
+        data_type: of what is not quantized in an engine.
+        formats, stored_weights: of ``onnx_file``.
     """
 
     onnx_file: Path
@@ -125,7 +131,8 @@ def _write(path: Path, text: str) -> None:
 def _sample(content: Bundled) -> dict[str, np.ndarray]:
     """Return images, uint8, and the features that onnxruntime computes of them with ``onnx_file``.
 
-    It computes none in bf16: then there are no features, and ``verify.sh`` measures the latency alone.
+    It computes none in bf16: such a graph is computed in fp32. Where onnxruntime fails, ``not_compared`` is the reason,
+    in place of features; ``verify.sh`` prints it.
     """
     (name, shape), *_ = content.inputs.items()
     count = shape[0] if isinstance(shape[0], int) else SAMPLED
@@ -134,10 +141,18 @@ def _sample(content: Bundled) -> dict[str, np.ndarray]:
     rows, columns = (np.arange(side) * 8 // side for side in (height, width))
     images = coarse[:, :, rows][:, :, :, columns]  # areas of one colour: noise has little that a network responds to
     try:
-        session = open_reference(content.onnx_file, "export.bundle")
+        with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
+            file = content.onnx_file
+            if content.data_type == "bf16":
+                model = onnx.load(str(file))
+                widen(model)
+                file = Path(scratch) / file.name
+                save(model, file)
+            session = open_reference(file, "export.bundle")
         values = session.run(None, {name: images.astype(np.float32) / 255})
-    except Exception:  # noqa: BLE001 - its errors have no common base class
-        return {"images": images}
+    except Exception as error:  # noqa: BLE001 - its errors have no common base class
+        reason = f"onnxruntime did not compute them when the bundle was written: {' '.join(str(error).split())[:200]}"
+        return {"images": images, NOT_COMPARED: np.array(reason)}
     outputs = [output.name for output in session.get_outputs()]
     return {"images": images, **dict(zip(outputs, values, strict=True))}
 

@@ -44,7 +44,7 @@ def arguments(
     Args:
         shapes: smallest, optimal and largest shape by input; empty for fixed shapes.
         version: of TensorRT; None for the newest.
-        data_type: of the layers that are not quantized.
+        data_type: of the layers that are not quantized; with ``cache`` fp16 allows both fp16 and fp32.
         formats: of a graph with Q/DQ.
         cache: a calibration cache, for a graph without.
 
@@ -57,7 +57,7 @@ def arguments(
         texts = [f"{key}:{'x'.join(map(str, size))}" for key, size in zip(shapes, sizes, strict=True)]
         options.append(f"--{name}Shapes={','.join(texts)}")
     if cache:
-        return [*options, "--int8", "--fp16", f"--calib={cache}"]
+        return [*options, "--int8", *(["--fp16"] if data_type == "fp16" else []), f"--calib={cache}"]
     require_readable(version, data_type, formats, stored_weights)
     if major[0] >= FIRST_STRONGLY_TYPED:
         # Types of the graph. TensorRT 11 has no other mode; the flag was not tried with its trtexec.

@@ -93,6 +93,7 @@ def show_verified(path: Path) -> None:
             f"{read['verified']} ({read['library']} {read['version']}) on {read['machine']}: {batch} images in "
             f"{times['p50']:.3g} ms (p90 {times['p90']:.3g}, p99 {times['p99']:.3g}; {times['calls']} calls)"
         )
+        line += f"; {read['method']}" if "method" in read else ""
         cosines = read["least_cosine"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         hint = "Give an engine, or what a bundle's verify.sh printed: ./verify.sh > verified.json."
@@ -104,6 +105,8 @@ def show_verified(path: Path) -> None:
         terminal.say(UNSTEADY)
     for name, value in cosines.items():
         terminal.say(f"{name}: least cosine with the ONNX file {value:.5f}")
+    if not cosines:
+        terminal.say(f"warning: no features were compared: {read.get('not_compared', 'the result does not say why')}")
 
 
 def show(measured: Profile) -> None:

@@ -14,7 +14,9 @@ from radioplat.exporting.deploy.bundle import Bundled, write_bundle
 from radioplat.exporting.deploy.calibration_cache import write_cache
 from radioplat.exporting.deploy.cpu_int8 import CpuReport, quantize_for_cpu
 from radioplat.exporting.deploy.observe_ranges import observe
+from radioplat.exporting.deploy.trtexec import FIRST_STRONGLY_TYPED, NEWEST
 from radioplat.exporting.onnx.export import OnnxReport
+from radioplat.exporting.onnx.overflow import first_overflow
 from radioplat.exporting.qdq.ranges import FILE, Range, activation_scales, write_ranges
 from radioplat.models.quantized.quantizer import quantizers
 from radioplat.models.student.student import Student
@@ -127,8 +129,9 @@ def write_side_files(spec: Spec, student: Student, report: OnnxReport, needs: Ne
         cpu = quantize_for_cpu(report.path, path, config.cpu, config.cpu_target or CpuTarget.x86_vnni, batches)
         files[path] = "INT8 for onnxruntime on CPUs"
     if config.bundle:
-        folder = write_bundle(Path(config.bundle), _bundled(spec, student, report, floats, cache, list(files)))
-        files[folder] = "bundle"
+        data_type, note = _float_type_of_engines(spec, report, needs, floats, cache)
+        content = _bundled(spec, student, report, floats, cache, list(files), data_type)
+        files[write_bundle(Path(config.bundle), content)] = f"bundle{note}"
     return SideFiles(files, cpu)
 
 
@@ -174,13 +177,38 @@ def _cache(spec: Spec, report: OnnxReport, ranges: list[Range]) -> Path | None:
     return write_cache(activation_scales(ranges), str(config.tensorrt_version), path)
 
 
+def _float_type_of_engines(
+    spec: Spec, report: OnnxReport, needs: Needs, floats: Path | None, cache: Path | None
+) -> tuple[str, str]:
+    """Return the type of what is not quantized in an engine of the bundle, and a note for its description.
+
+    TensorRT 8, and 9 and 10 with a cache, choose a type for each layer among those that they may use: fp16 is one of
+    them unless a tensor overflows in it.
+    """
+    version = parse_version(spec.export.tensorrt_version or "") or NEWEST
+    chooses = cache is not None or (report.quantized and version[0] < FIRST_STRONGLY_TYPED)
+    if not chooses or spec.export.data_type is not None or report.data_type != "fp32":
+        return report.data_type, ""
+    batches = needs.batches[:1] or ([] if needs.judged is None else [needs.judged])
+    if not batches:
+        count = next(iter(report.inputs.values()))[0]
+        shape = (count if isinstance(count, int) else 2, 3, *_size(spec))
+        batches = [np.random.default_rng(0).random(shape, dtype=np.float32)]
+    tensor = first_overflow(floats or report.path, "fp16", batches, "export.bundle")
+    return ("fp16", "") if tensor is None else ("fp32", f"; its engine has no fp16, in which {tensor} overflows")
+
+
 def _bundled(
-    spec: Spec, student: Student, report: OnnxReport, floats: Path | None, cache: Path | None, files: list[Path]
+    spec: Spec,
+    student: Student,
+    report: OnnxReport,
+    floats: Path | None,
+    cache: Path | None,
+    files: list[Path],
+    data_type: str,
 ) -> Bundled:
     config, one = spec.gen_trt_engine.tensorrt, spec.gen_trt_engine.batch_size
     quantized = report.quantized
-    # TensorRT 8 chooses a type for each layer among those that it may use.
-    chosen = "fp16" if quantized and spec.export.data_type is None and report.data_type == "fp32" else report.data_type
     return Bundled(
         onnx_file=report.path,
         engine_file=floats or report.path,
@@ -194,7 +222,7 @@ def _bundled(
         mean=student.architecture.mean,
         std=student.architecture.std,
         version=spec.export.tensorrt_version,
-        data_type=chosen,
+        data_type=data_type,
         formats=quantized.formats if quantized else [],
         stored_weights=spec.export.stored_weights,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import runpy
@@ -181,6 +182,21 @@ def test_the_bundle_s_script_calls_trtexec_with_the_cache(forced, tmp_path):
         "--calib=student.cache",
         "--verbose",
     ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 5e4])
+def test_tensorrt_8_may_choose_fp16_unless_it_overflows(scale, checkpoints, int8_vit, photographs, tmp_path):
+    large = copy.deepcopy(int8_vit)
+    with torch.no_grad():
+        large.backbone.norm.weight.mul_(scale)
+        large.backbone.norm.bias.mul_(scale)
+    changes = ["export.tensorrt_version=8.6.1", "export.stored_weights=false", f"export.bundle={tmp_path / 'bundle'}"]
+    report = run(tmp_path, checkpoint(tmp_path / "student", large), photographs, *changes)
+    assert report.data_type == "fp32"
+    words = trtexec(tmp_path, tmp_path / "bundle")
+    assert "--int8" in words and ("--fp16" in words) == (scale == 1.0)
+    described = report.side_files.files[tmp_path / "bundle"]
+    assert described.startswith("bundle") and ("overflows" in described) == (scale != 1.0)
 
 
 def test_a_quantized_bundle_builds_from_the_graph_that_the_cache_is_of(cached, tmp_path):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from radioplat.cli.main import main
 from radioplat.exporting.deploy import infer_tensorrt
 from radioplat.exporting.deploy.bundle import SAMPLE, SCRIPTS, Bundled, write_bundle
 from radioplat.exporting.onnx.export import OnnxReport
+from radioplat.exporting.onnx.precision import retype
 
 VERIFIED = {
     "verified": "student.engine",
@@ -181,7 +183,7 @@ def written(folder: Path, report: OnnxReport, batches: tuple[int, int, int]) -> 
     size = report.inputs["images"][2]
     content = Bundled(
         *(report.path, report.path, [], None, report.inputs, report.outputs, (size, size), batches, 16),
-        *((0.5,) * 3, (0.5,) * 3, None, "fp32", [], True),
+        *((0.5,) * 3, (0.5,) * 3, None, report.data_type, [], True),
     )
     return write_bundle(folder, content)
 
@@ -214,7 +216,7 @@ def test_verify_builds_compares_and_measures_and_profile_reads_what_it_prints(bu
     done = subprocess.run([bundle / "verify.sh", "--verbose"], env=jetson, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stderr
     verified = json.loads(done.stdout)
-    assert verified.keys() == VERIFIED.keys() | {"python"} and "RUNNING TensorRT.trtexec" in done.stderr
+    assert verified.keys() == VERIFIED.keys() | {"method", "python"} and "RUNNING TensorRT.trtexec" in done.stderr
     assert (verified["verified"], verified["version"], verified["shape"]) == ("vit.engine", "10.3.0", [1, 3, 48, 48])
     times = verified["latency_ms"]
     assert 0 < times["p50"] <= times["p90"] <= times["p99"] and times["calls"] == infer_tensorrt.CALLS
@@ -321,12 +323,35 @@ def test_the_sample_has_the_features_that_onnxruntime_computes(vit_fp32, bundle)
     assert infer_tensorrt.cosine(sample["summary"], -summary) < -0.99999
 
 
+def test_the_sample_of_a_graph_in_bf16_is_computed_in_fp32_and_a_failure_is_named(vit_fp32, tmp_path):
+    model = onnx.load(vit_fp32.path)
+    retype(model, "bf16")
+    onnx.save(model, tmp_path / "halves.onnx")
+    halves = replace(vit_fp32, path=tmp_path / "halves.onnx", data_type="bf16")
+    wanted, found = (
+        np.load(written(tmp_path / report.data_type, report, (1, 1, 4)) / SAMPLE) for report in (vit_fp32, halves)
+    )
+    assert infer_tensorrt.cosine(found["summary"], wanted["summary"]) > 0.999
+    model = onnx.load(vit_fp32.path)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, tmp_path / "broken.onnx")
+    broken = replace(vit_fp32, path=tmp_path / "broken.onnx")
+    sample = np.load(written(tmp_path / "broken", broken, (1, 1, 4)) / SAMPLE)
+    assert set(sample.files) == {"images", "not_compared"}
+    assert str(sample["not_compared"]).startswith("onnxruntime did not compute them when the bundle was written: ")
+
+
 def test_what_verify_printed_is_read_back(tmp_path, capsys):
     path = tmp_path / "verified.json"
     path.write_text("&&&& PASSED TensorRT.trtexec\n" + json.dumps(VERIFIED) + "\n")
     assert main(["profile", str(path)]) == 0
     lines = " ".join(capsys.readouterr().out.split())
     assert "on NVIDIA Jetson AGX Orin Developer Kit: 1 images in 1.25 ms" in lines and "0.99910" in lines
-    assert "not steady after the warm-up" in lines
+    assert "not steady after the warm-up" in lines and "compared" not in lines
+    nothing = VERIFIED | {"least_cosine": {}, "not_compared": "because", "method": "wall time"}
+    path.write_text(json.dumps(nothing))
+    assert main(["profile", str(path)]) == 0
+    lines = " ".join(capsys.readouterr().out.split())
+    assert "200 calls); wall time" in lines and "warning: no features were compared: because" in lines
     path.write_text("{}")
     assert main(["profile", str(path)]) == 1 and "verify.sh" in capsys.readouterr().err

@@ -38,7 +38,8 @@ def flags(version, data_type="fp32", formats=(), stored=True, cache=None) -> lis
         (["--int8", "--fp16"], {"version": "8.6.1", "data_type": "fp16", "formats": ["int8"], "stored": False}),
         (["--fp16"], {"version": "8.6.1", "data_type": "fp16"}),
         ([], {"version": "8.6.1"}),
-        (["--int8", "--fp16", "--calib=c.cache"], {"version": "10.3", "formats": ["int8"], "cache": "c.cache"}),
+        (["--int8", "--calib=c.cache"], {"version": "10.3", "formats": ["int8"], "cache": "c.cache"}),
+        (["--int8", "--fp16", "--calib=c.cache"], {"version": "10.3", "data_type": "fp16", "cache": "c.cache"}),
     ],
 )
 def test_flags(wanted, asked):
