@@ -40,7 +40,7 @@ core=()
 for word in "$@"; do
   case "$word" in --useDLACore=*) core=(--dla-core "${{word#--useDLACore=}}") ;; esac
 done
-exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify ${{core[@]+"${{core[@]}}"}}
+{note}exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify ${{core[@]+"${{core[@]}}"}}
 """
 
 
@@ -112,7 +112,10 @@ def write_bundle(folder: Path, content: Bundled) -> Path:
         for module in SCRIPTS:
             source = Path(str(module.__file__))
             _write(folder / source.name, source.read_text(encoding="utf-8"))
-        for script_name, text in ((BUILD, script(command, content.version)), (VERIFY, _VERIFY.format(name=name))):
+        for script_name, text in (
+            (BUILD, script(command, content.version)),
+            (VERIFY, _VERIFY.format(name=name, note=_dla_note(content))),
+        ):
             _write(folder / script_name, text)
             (folder / script_name).chmod(0o755)
         with written_aside(folder / SAMPLE) as aside, aside.open("wb") as opened:
@@ -169,6 +172,16 @@ def _batches(content: Bundled) -> tuple[int, int, int]:
     (shape, *_) = content.inputs.values()
     batch = shape[0]
     return (batch,) * 3 if isinstance(batch, int) else content.batches
+
+
+def _dla_note(content: Bundled) -> str:
+    """Return the line of ``verify.sh`` about an engine of several batch sizes, of which a DLA computes nothing."""
+    smallest, _, largest = _batches(content)
+    if smallest == largest:
+        return ""
+    text = f"warning: the DLA computes batches of one size, and this engine takes {smallest} to {largest} images: its"
+    text += " layers may all run on the GPU; export again with export.batch_size"
+    return f'[[ ${{#core[@]}} == 0 ]] || echo "{text}" >&2\n'
 
 
 def _preprocessing(content: Bundled) -> dict:

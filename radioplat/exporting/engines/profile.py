@@ -92,8 +92,7 @@ def shares(layers: Sequence[LayerTime]) -> dict[str, float]:
 def advice(layers: Sequence[LayerTime], record: dict[str, Any]) -> list[str]:
     """Return the changes that would help most, with the share of the time of the layers that they concern.
 
-    The order is that of an estimate of what each saves; what it really saves is not known before it is made. If the
-    record warns that a float engine is faster, that is the first line.
+    The order is that of an estimate of what each saves; what it really saves is not known before it is made.
     """
     total = sum(layer.milliseconds for layer in layers) or 1.0
     of_group: dict[str, list[LayerTime]] = {}
@@ -124,8 +123,7 @@ def advice(layers: Sequence[LayerTime], record: dict[str, Any]) -> list[str]:
         add(products, 0.5, f"{text}: quantize, or export.data_type=fp16")
     text = f"{len(element)} element-wise layers are not fused into the layer before them ({_names(element)})"
     add(element, 1, f"{text}: activations that fuse (ReLU, SiLU, GELU) and BatchNorm that is folded")
-    warnings = list((record.get("latency") or {}).get("warnings", ()))[:1]
-    return [*warnings, *(text for _, text in sorted(changes, reverse=True))][:MOST_ADVICE]
+    return [text for _, text in sorted(changes, reverse=True)][:MOST_ADVICE]
 
 
 def _names(rows: Sequence[LayerTime]) -> str:

@@ -69,6 +69,7 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
             "latency": asdict(measured.latency),
             "groups": measured.groups,
             "advice": measured.advice,
+            "warnings": latency["warnings"],
             "layers": layers,
         }
         try:
@@ -78,6 +79,8 @@ def profile_and_show(file: str, overrides: Sequence[str]) -> None:
     show(measured)
     for label, text in latency_lines(latency).items():
         terminal.say(f"{label}: {text}")
+    for line in latency["warnings"]:
+        terminal.say(f"warning: {line}")
 
 
 def show_verified(path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from radioplat.cli.main import main
 from radioplat.errors import EngineError
 from radioplat.exporting.engines.build import build_engine
+from radioplat.exporting.engines.engine_record import record_path
 from radioplat.exporting.engines.interface import LayerTime
 from radioplat.exporting.engines.profile import advice, group_of, profile, shares
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
@@ -81,8 +82,16 @@ def test_shares_in_advice_are_those_of_the_layers():
     assert "(80% of the time)" in advice(floats, {"data_type": "fp32"})[0]
 
 
-def test_the_warning_of_the_record_has_no_share():
-    layers = [LayerTime(name, "Eltwise", 1.0, "fp32", "fp32") for name in "ab"]
-    warnings = ["int8 is not the fastest here", "because"]
-    lines = advice(layers, {"data_type": "int8", "latency": {"warnings": warnings}})
-    assert lines[0] == warnings[0] and "(100% of the time)" in lines[1] and len(lines) == 2
+def test_all_warnings_of_a_latency_are_printed_and_take_no_place_of_advice(conv_int8, tmp_path, capsys):
+    path = tmp_path / "a.engine"
+    build_engine(conv_int8, path, TensorRTConfig(data_type="int8", **SMALL), backend=EngineBackend.onnxruntime)
+    assert not main(["profile", str(path), "batch_size=1", "seconds=0.1"])
+    before = capsys.readouterr().out
+    record = json.loads(record_path(path).read_text())
+    record["latency"]["warnings"] = ["int8 is not the fastest here", "because"]
+    record_path(path).write_text(json.dumps(record))
+    assert not main(["profile", str(path), "batch_size=1", "seconds=0.1", f"out={tmp_path}/p.json"])
+    lines = capsys.readouterr().out
+    assert "warning: int8 is not the fastest here\nwarning: because\n" in lines
+    assert json.loads((tmp_path / "p.json").read_text())["warnings"] == record["latency"]["warnings"]
+    assert "1. " in before and not any(f"{i}. int8 is not" in lines for i in (1, 2, 3))

@@ -238,6 +238,7 @@ def test_verify_runs_on_the_dla_core_that_it_builds_for(bundle, jetson, tmp_path
     done = subprocess.run([folder / "verify.sh", *more], env=jetson, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert min(json.loads(done.stdout)["least_cosine"].values()) > 0.99999
+    assert "warning: the DLA computes batches of one size, and this engine takes 1 to 4 images" in done.stderr
     for core, status in (("0", 1), ("1", 0)):
         command = [sys.executable, folder / "infer_tensorrt.py", "--verify", "--dla-core", core]
         assert subprocess.run(command, env=jetson, capture_output=True).returncode == status

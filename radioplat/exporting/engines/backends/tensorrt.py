@@ -19,7 +19,7 @@ from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.builder_log import EngineLog
 from radioplat.exporting.engines.backends.calibration import is_calibrated, set_ranges
 from radioplat.exporting.engines.backends.network import Build, finish_build, reporting, start_build
-from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
+from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine, resolve_shape
 from radioplat.exporting.engines.library import TENSORRT, load_tensorrt
 from radioplat.exporting.engines.onnx_input import OnnxInput
 from radioplat.exporting.engines.targets import WHERE, requirement, unsupported_type
@@ -33,10 +33,8 @@ def build(file: OnnxInput, request: BuildRequest, data_types: list[str]) -> Buil
         EngineError: a file with Q/DQ for the DLA, no TensorRT, no GPU, a GPU without the data type, or TensorRT's
             reason.
     """
-    if request.config.dla_core is not None and file.formats:
-        hint = "Export the float student with export.force_ptq, and give the ranges: docs/how_to/jetson.md."
-        where = f"{SECTION}.tensorrt.dla_core"
-        raise EngineError(f"the DLA reads no Q/DQ, and {file.path.name} has them", where=where, hint=hint)
+    if request.config.dla_core is not None:
+        _require_dla(file, request)
     trt = load_tensorrt(TENSORRT, INSTALL_TENSORRT["tensorrt"])
     target = _gpu(request, data_types)
     log = EngineLog(echo=request.verbose)
@@ -125,6 +123,25 @@ def _allow(trt: ModuleType, build: Build, data_type: str) -> None:
             hint="Install a newer one.",
         )
     build.config.set_flag(flag)
+
+
+def _require_dla(file: OnnxInput, request: BuildRequest) -> None:
+    """Check that a file and a request are for a DLA.
+
+    Raises:
+        EngineError: they are not.
+    """
+    where = f"{SECTION}.tensorrt.dla_core"
+    if file.formats:
+        hint = "Export the float student with export.force_ptq, and give the ranges: docs/how_to/jetson.md."
+        raise EngineError(f"the DLA reads no Q/DQ, and {file.path.name} has them", where=where, hint=hint)
+    _, (smallest, _, largest) = resolve_shape(file.image_shape, request)
+    if smallest != largest:  # "Working with DLA" of TensorRT's documentation: no dynamic dimensions
+        raise EngineError(
+            f"the DLA computes batches of one size, not {smallest} to {largest} images",
+            where=where,
+            hint="Give min_batch_size, opt_batch_size and max_batch_size one value, or export with export.batch_size.",
+        )
 
 
 def _use_dla(trt: ModuleType, build: Build, core: int) -> list[str]:

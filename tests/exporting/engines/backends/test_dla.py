@@ -74,4 +74,9 @@ def test_a_file_with_pairs_is_refused_before_anything_is_imported(conv_int8, con
     assert "export.force_ptq" in problem.hint and not (tmp_path / "a.engine").exists()
     with pytest.raises(EngineError) as error:  # a file without gets as far as the library or the GPU that are missing
         build_engine(conv_file, tmp_path / "a.engine", TensorRTConfig(dla_core=0), backend=EngineBackend.tensorrt)
+    (problem,) = error.value.problems
+    assert problem.where == "gen_trt_engine.tensorrt.dla_core" and "of one size, not 1 to 16 images" in problem.message
+    one = TensorRTConfig(dla_core=0, min_batch_size=1, opt_batch_size=1, max_batch_size=1)
+    with pytest.raises(EngineError) as error:  # TensorRT or its GPU is not here
+        build_engine(conv_file, tmp_path / "a.engine", one, backend=EngineBackend.tensorrt)
     assert error.value.problems[0].where != "gen_trt_engine.tensorrt.dla_core"
