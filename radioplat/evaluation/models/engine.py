@@ -69,7 +69,7 @@ class EngineModel:
 
     @property
     def warning(self) -> str:
-        """What a user should know before using it, in sentences; empty if there is nothing.
+        """Sentences about it that a user should know first; empty if there are none.
 
         Its INT8 products overflow on this machine's CPU, it computes something else than its ONNX file, or another data
         type is faster here.

@@ -157,7 +157,7 @@ def verify(engine: Engine, path: Path) -> dict[str, Any]:
     warm_up, steady = until_steady(engine)
     times = [milliseconds(engine) for _ in range(CALLS)]
     p50, p90, p99 = (round(float(value), 4) for value in np.percentile(times, (50, 90, 99)))
-    found = {
+    result = {
         "verified": path.name,
         "library": "tensorrt",
         "version": engine.version,
@@ -169,8 +169,8 @@ def verify(engine: Engine, path: Path) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     if not cosines:
-        found["not_compared"] = str(sample.get("not_compared", "sample.npz has no features of this engine's outputs"))
-    return found
+        result["not_compared"] = str(sample.get("not_compared", "sample.npz has no features of this engine's outputs"))
+    return result
 
 
 def until_steady(engine: Engine) -> tuple[int, bool]:

@@ -6,13 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from radioplat.errors import EngineError
-from radioplat.spec.resolved.number_formats import DATA_TYPES
+from radioplat.exporting.onnx.opset import NEWEST, require_readable
 from radioplat.spec.resolved.tensorrt_version import parse_version
 
-FIELD = "export.tensorrt_version"
-NEWEST = (99, 0, 0)  # without a version
-FIRST_STRONGLY_TYPED, FIRST_STORED = 9, 10
+FIRST_STRONGLY_TYPED = 9
 _SCRIPT = """#!/usr/bin/env bash
 # Build an engine for the GPU of this machine with {version}. Further arguments go to trtexec.
 set -euo pipefail
@@ -63,25 +60,6 @@ def arguments(
         # Types of the graph. TensorRT 11 has no other mode; the flag was not tried with its trtexec.
         return [*options, "--stronglyTyped"]
     return options + (["--int8"] if formats else []) + (["--fp16"] if data_type == "fp16" else [])
-
-
-def require_readable(version: str | None, data_type: str, formats: Sequence[str], stored: bool) -> None:
-    """Check that a version of TensorRT supports the types of a graph.
-
-    Raises:
-        EngineError: with the version that supports it.
-    """
-    major = ((parse_version(version) if version else None) or NEWEST)[0]
-    for name in (*sorted(formats), data_type):
-        if major < (needed := DATA_TYPES[name].first_tensorrt):
-            library = f"TensorRT {version}" if version else "the newest known TensorRT"
-            raise EngineError(f"{library} has no {name}", where=FIELD, hint=f"Use {needed} or newer.")
-    if formats and stored and major < FIRST_STORED:
-        raise EngineError(
-            f"the parser of TensorRT {version} reads no quantized weights",
-            where="export.stored_weights",
-            hint="Set it to false: weights are then floats before Q/DQ.",
-        )
 
 
 def script(options: Sequence[str], version: str | None) -> str:

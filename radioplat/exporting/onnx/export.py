@@ -16,7 +16,6 @@ import torch
 
 from radioplat.compression.quantization.calibrate import WEIGHT
 from radioplat.errors import EngineError
-from radioplat.exporting.deploy.trtexec import require_readable
 from radioplat.exporting.made_of import record_sources
 from radioplat.exporting.onnx.compare import Agreement, Noise, compare_with_torch, drawn_images
 from radioplat.exporting.onnx.dynamic_resolution import name_sides, step_of, tried_sizes
@@ -24,7 +23,7 @@ from radioplat.exporting.onnx.flat_detector import flatten
 from radioplat.exporting.onnx.flat_student import Exportable, trace
 from radioplat.exporting.onnx.fold_resizes import fold_resizes
 from radioplat.exporting.onnx.lower_opset import TRACED, lower_opset
-from radioplat.exporting.onnx.opset import choose_opset
+from radioplat.exporting.onnx.opset import choose_opset, require_readable
 from radioplat.exporting.onnx.overflow import first_overflow
 from radioplat.exporting.onnx.precision import parse_data_type, retype, simulate
 from radioplat.exporting.onnx.publish import ONE_FILE_BYTES, open_partial_folder, publish, save

@@ -1,4 +1,4 @@
-"""Choose the operator set of an ONNX file."""
+"""The operator set of an ONNX file, and whether a version of TensorRT reads its types."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from radioplat.exporting.qdq.report import least_opset
 from radioplat.models.quantized.fake_quantize import NumberFormat
 from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.tensorrt_version import LOWEST_OPSET, newest_opset, parse_version
+
+NEWEST = (99, 0, 0)  # TensorRT without a version
+_FIRST_STORED = 10  # that reads quantized weights
+_FIELD = "export.tensorrt_version"
 
 
 def choose_opset(
@@ -50,3 +54,22 @@ def choose_opset(
     if requested < oldest:
         return oldest, [f"export.opset_version {requested} was raised to {oldest}, the lowest for {kinds} here"]
     return requested, []
+
+
+def require_readable(version: str | None, data_type: str, formats: Sequence[str], stored: bool) -> None:
+    """Check that a version of TensorRT supports the types of a graph.
+
+    Raises:
+        EngineError: with the version that supports it.
+    """
+    major = ((parse_version(version) if version else None) or NEWEST)[0]
+    for name in (*sorted(formats), data_type):
+        if major < (needed := DATA_TYPES[name].first_tensorrt):
+            library = f"TensorRT {version}" if version else "the newest known TensorRT"
+            raise EngineError(f"{library} has no {name}", where=_FIELD, hint=f"Use {needed} or newer.")
+    if formats and stored and major < _FIRST_STORED:
+        raise EngineError(
+            f"the parser of TensorRT {version} reads no quantized weights",
+            where="export.stored_weights",
+            hint="Set it to false: weights are then floats before Q/DQ.",
+        )

@@ -14,8 +14,9 @@ from radioplat.exporting.deploy.bundle import Bundled, write_bundle
 from radioplat.exporting.deploy.calibration_cache import write_cache
 from radioplat.exporting.deploy.cpu_int8 import CpuReport, quantize_for_cpu
 from radioplat.exporting.deploy.observe_ranges import observe
-from radioplat.exporting.deploy.trtexec import FIRST_STRONGLY_TYPED, NEWEST
+from radioplat.exporting.deploy.trtexec import FIRST_STRONGLY_TYPED
 from radioplat.exporting.onnx.export import OnnxReport
+from radioplat.exporting.onnx.opset import NEWEST
 from radioplat.exporting.onnx.overflow import first_overflow
 from radioplat.exporting.qdq.ranges import FILE, Range, activation_scales, write_ranges
 from radioplat.models.quantized.quantizer import quantizers

@@ -77,7 +77,7 @@ NEW_ROW = """
 
     from onnx import TensorProto, helper
     from radioplat.errors import EngineError
-    from radioplat.exporting.deploy.trtexec import require_readable
+    from radioplat.exporting.onnx.opset import require_readable
     from radioplat.exporting.engines.onnx_input import parse_engine_type
     from radioplat.exporting.engines.onnx_input import weight_layers
     from radioplat.exporting.engines.targets import choose_targets
