@@ -57,14 +57,14 @@ _ADVICE = {
 }
 
 
-# Thresholds of Python's garbage collection. A full one looks at all objects of all modules: with Python's own 10 there
-# are seven while a task is imported, an eighth of the time.
-_COLLECT = 700, 10, 100
+# So many collections of the middle generation for a full one, which looks at all objects of all modules; for the whole
+# command. With Python's own 10 there are several while a task is imported.
+_BEFORE_FULL = 100
 
 
 def guarded(action: Callable[[], object]) -> int:
     """Run ``action``, show an error that ends it as a message, and return the exit status (docs/train/workers.md)."""
-    gc.set_threshold(*_COLLECT)
+    gc.set_threshold(*gc.get_threshold()[:2], _BEFORE_FULL)
     try:
         status = action()
     except RadioplatError as error:

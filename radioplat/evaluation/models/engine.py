@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from radioplat.common.cpu_threads import UNITS, cpu_name
 from radioplat.errors import EngineError, Problem
 from radioplat.evaluation.models.file_interface import FileInterface
 from radioplat.exporting.engine_latency import is_of_this_machine, latency_here
@@ -75,8 +76,11 @@ class EngineModel:
         type is faster here.
         """
         execution = self._record.get("execution") or {}
+        unlike = execution.get("warning", "")
+        if unlike and execution.get("cpu") != cpu_name(UNITS):  # None for a GPU
+            unlike = f"where it was built ({execution.get('cpu') or execution['device']}): {unlike}"
         slower = (self._latency or self._known).get("warnings", [])
-        return "; ".join(filter(None, [self._overflow, execution.get("warning"), *slower]))
+        return "; ".join(filter(None, [self._overflow, unlike, *slower]))
 
     def state(self, evaluated: bool) -> str:
         """Return a description of where the engine was executed and evaluated: here, or as its record lists."""

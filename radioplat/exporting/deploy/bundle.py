@@ -33,14 +33,14 @@ _VERIFY = """#!/usr/bin/env bash
 # its batch size, and runs on the core of --useDLACore=N.
 set -euo pipefail
 cd "$(dirname "$0")"
-./build_engine.sh "$@" >&2
-mkdir -p triton/{name}/1
-cp {name}.engine triton/{name}/1/model.plan
 core=()
 for word in "$@"; do
   case "$word" in --useDLACore=*) core=(--dla-core "${{word#--useDLACore=}}") ;; esac
 done
-{note}exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify ${{core[@]+"${{core[@]}}"}}
+{note}./build_engine.sh "$@" >&2
+mkdir -p triton/{name}/1
+cp {name}.engine triton/{name}/1/model.plan
+exec "${{PYTHON:-python3}}" infer_tensorrt.py --verify ${{core[@]+"${{core[@]}}"}}
 """
 
 

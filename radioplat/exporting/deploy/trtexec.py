@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from radioplat.exporting.onnx.opset import NEWEST, require_readable
+from radioplat.spec.resolved.number_formats import DATA_TYPES
 from radioplat.spec.resolved.tensorrt_version import parse_version
 
 FIRST_STRONGLY_TYPED = 9
@@ -41,7 +42,7 @@ def arguments(
     Args:
         shapes: smallest, optimal and largest shape by input; empty for fixed shapes.
         version: of TensorRT; None for the newest.
-        data_type: of the layers that are not quantized; with ``cache`` fp16 allows both fp16 and fp32.
+        data_type: of the layers that are not quantized; with ``cache`` the type that they may have beside fp32.
         formats: of a graph with Q/DQ.
         cache: a calibration cache, for a graph without.
 
@@ -54,7 +55,8 @@ def arguments(
         texts = [f"{key}:{'x'.join(map(str, size))}" for key, size in zip(shapes, sizes, strict=True)]
         options.append(f"--{name}Shapes={','.join(texts)}")
     if cache:
-        return [*options, "--int8", *(["--fp16"] if data_type == "fp16" else []), f"--calib={cache}"]
+        halves = data_type != "fp32" and major[0] >= DATA_TYPES[data_type].first_tensorrt
+        return [*options, "--int8", *([f"--{data_type}"] if halves else []), f"--calib={cache}"]
     require_readable(version, data_type, formats, stored_weights)
     if major[0] >= FIRST_STRONGLY_TYPED:
         # Types of the graph. TensorRT 11 has no other mode; the flag was not tried with its trtexec.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from radioplat.common.cpu_threads import UNITS, cpu_name
 from radioplat.errors import EngineError, Problem
 from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.engine_record import mark_executed, mark_not_executed
@@ -24,9 +25,10 @@ def try_execution(engine: Path, source: Path, gpu_id: int = 0) -> dict[str, Any]
     An engine that cannot run on this machine is not an error: the record then contains the reason.
 
     Returns:
-        The updated record. ``execution`` has ``device, batch, seconds`` of the first call and, if onnxruntime can run
-        the source, ``max_abs_error``, ``max_relative_error`` (relative to the output's largest value) and
-        ``least_cosine`` (of an image's output with the source's). A ``warning`` says that the two are unlike.
+        The updated record. ``execution`` has ``device, batch, seconds`` of the first call, on a CPU its name, ``cpu``,
+        and if onnxruntime can run the source, ``max_abs_error``, ``max_relative_error`` (relative to the output's
+        largest value) and ``least_cosine`` (of an image's output with the source's). A ``warning`` says that the two
+        are unlike.
     """
     try:
         runner = load_engine(engine, gpu_id=gpu_id)
@@ -39,6 +41,8 @@ def try_execution(engine: Path, source: Path, gpu_id: int = 0) -> dict[str, Any]
         # Without `where`: a record contains no paths of this machine.
         return mark_not_executed(engine, str(Problem(error.problems[0].message, hint=error.problems[0].hint)))
     execution = {"device": runner.device, "by": "gen_trt_engine", "batch": batch, "seconds": seconds}
+    if runner.device == "cpu":
+        execution["cpu"] = cpu_name(UNITS)
     if infinite := [name for name, value in outputs.items() if not np.isfinite(value).all()]:
         execution["reason"] = f"output {infinite[0]} is not finite"
         return mark_executed(engine, execution)

@@ -215,6 +215,8 @@ def _row(
 ) -> DetectorRow:
     row = DetectorRow(model.name, model.kind, str(model.path), model.bytes, model.size, absent=model.absent)
     if model.engine:
+        if result is not None:
+            model.engine.measure()  # before its warnings are read
         row.state, row.kernels = model.engine.state(bool(result)), model.engine.kernels
         row.warning = model.engine.warning
     if result is not None and errors is not None:

@@ -153,11 +153,17 @@ def calibration_batches(spec: Spec, size: tuple[int, int], most: int | None = No
     check_calibration_images([squares], f"dataset.{split}_dataset")
     top, left = ((side - edge) // 2 for edge in size)
     images = squares[:, :, top : top + size[0], left : left + size[1]].astype(np.float32) / 255
-    step = spec.export.batch_size
-    if step > 0:
-        images = np.resize(images, (-(-len(images) // step) * step, *images.shape[1:]))
-    else:
-        step = spec.dataset.batch_size
+    return _in_batches(images, spec.export.batch_size) or _cut(images, spec.dataset.batch_size)
+
+
+def _in_batches(images: np.ndarray, size: int) -> list[np.ndarray]:
+    """Return batches of a graph's fixed size, the last one filled with the first images; none if it has none (-1)."""
+    if size <= 0:
+        return []
+    return _cut(np.resize(images, (-(-len(images) // size) * size, *images.shape[1:])), size)
+
+
+def _cut(images: np.ndarray, step: int) -> list[np.ndarray]:
     return [images[start : start + step] for start in range(0, len(images), step)]
 
 
@@ -190,11 +196,10 @@ def _float_type_of_engines(
     chooses = cache is not None or (report.quantized and version[0] < FIRST_STRONGLY_TYPED)
     if not chooses or spec.export.data_type is not None or report.data_type != "fp32":
         return report.data_type, ""
-    batches = needs.batches[:1] or ([] if needs.judged is None else [needs.judged])
-    if not batches:
-        count = next(iter(report.inputs.values()))[0]
-        shape = (count if isinstance(count, int) else 2, 3, *_size(spec))
-        batches = [np.random.default_rng(0).random(shape, dtype=np.float32)]
+    images = needs.judged
+    if images is None:
+        images = np.random.default_rng(0).random((2, 3, *_size(spec)), dtype=np.float32)
+    batches = needs.batches[:1] or _in_batches(images, spec.export.batch_size) or [images]
     tensor = first_overflow(floats or report.path, "fp16", batches, "export.bundle")
     return ("fp16", "") if tensor is None else ("fp32", f"; its engine has no fp16, in which {tensor} overflows")
 

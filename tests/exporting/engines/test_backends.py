@@ -11,7 +11,7 @@ import torch
 
 from radioplat.errors import EngineError
 from radioplat.evaluation.models.engine import EngineModel
-from radioplat.exporting.engines import library
+from radioplat.exporting.engines import build, library
 from radioplat.exporting.engines.backends import onnxruntime_session
 from radioplat.exporting.engines.backends.onnxruntime import _PRODUCTS, open_session
 from radioplat.exporting.engines.build import build_engine
@@ -154,7 +154,9 @@ def test_a_cpu_on_which_int8_overflows_is_named_in_record_terminal_and_evaluatio
     assert int8_overflow.OVERFLOW not in floats.notes
 
 
-def test_what_a_record_warns_of_is_in_the_evaluation_and_the_chain(vit_int8, tmp_path):
+def test_what_a_record_warns_of_is_in_the_evaluation_and_the_chain(vit_int8, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "is_slower", lambda *given: True)  # whichever is slower on this CPU
+    monkeypatch.setattr(build, "warnings_of", lambda *given: ["int8 is not the fastest here", "because"])
     section = {"backend": "onnxruntime", "onnx_file": str(vit_int8), "trt_engine": str(tmp_path / "a.engine")}
     spec = load_spec(
         {
@@ -165,17 +167,19 @@ def test_what_a_record_warns_of_is_in_the_evaluation_and_the_chain(vit_int8, tmp
     lines: list[str] = []
     outcome = STAGES[Stage.engine].run(spec, lines.append)
     record = json.loads((tmp_path / "a.engine.json").read_text())
-    slower = record["latency"]["warnings"]
-    assert lines == [f"warning: {line}" for line in slower] and outcome.facts["warnings"] == slower
+    slower = ["int8 is not the fastest here", "because"]
+    assert record["latency"]["warnings"] == outcome.facts["warnings"] == slower
+    assert lines == [f"warning: {line}" for line in slower]
     assert outcome.facts["notes"] == record["notes"]
-    # Another CPU may be faster in INT8, and this one computes what the file says.
-    record["latency"]["warnings"], record["execution"]["warning"] = ["int8 is not the fastest here"], "it is unlike"
+    record["execution"]["warning"] = "it is unlike"
     (tmp_path / "a.engine.json").write_text(json.dumps(record))
     warned = EngineModel(tmp_path / "a.engine", "evaluate.models[0].path", "cpu").warning
-    assert warned.endswith("it is unlike; int8 is not the fastest here")
-    record["latency"]["cpu"] = "another CPU"
+    assert warned.endswith("it is unlike; int8 is not the fastest here; because") and "where" not in warned
+    record["latency"]["cpu"] = record["execution"]["cpu"] = "another CPU"
     (tmp_path / "a.engine.json").write_text(json.dumps(record))
-    assert EngineModel(tmp_path / "a.engine", "evaluate.models[0].path", "cpu").warning.endswith("it is unlike")
+    assert EngineModel(tmp_path / "a.engine", "evaluate.models[0].path", "cpu").warning.endswith(
+        "where it was built (another CPU): it is unlike"
+    )
 
 
 def test_auto_takes_what_there_is_and_says_why(conv_file, tmp_path, monkeypatch):

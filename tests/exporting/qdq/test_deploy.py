@@ -184,13 +184,14 @@ def test_the_bundle_s_script_calls_trtexec_with_the_cache(forced, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("scale", [1.0, 5e4])
-def test_tensorrt_8_may_choose_fp16_unless_it_overflows(scale, checkpoints, int8_vit, photographs, tmp_path):
+@pytest.mark.parametrize(("scale", "batch"), [(1.0, -1), (5e4, -1), (5e4, 3)])
+def test_tensorrt_8_may_choose_fp16_unless_it_overflows(scale, batch, checkpoints, int8_vit, photographs, tmp_path):
     large = copy.deepcopy(int8_vit)
     with torch.no_grad():
         large.backbone.norm.weight.mul_(scale)
         large.backbone.norm.bias.mul_(scale)
     changes = ["export.tensorrt_version=8.6.1", "export.stored_weights=false", f"export.bundle={tmp_path / 'bundle'}"]
+    changes.append(f"export.batch_size={batch}")
     report = run(tmp_path, checkpoint(tmp_path / "student", large), photographs, *changes)
     assert report.data_type == "fp32"
     words = trtexec(tmp_path, tmp_path / "bundle")

@@ -40,6 +40,8 @@ def flags(version, data_type="fp32", formats=(), stored=True, cache=None) -> lis
         ([], {"version": "8.6.1"}),
         (["--int8", "--calib=c.cache"], {"version": "10.3", "formats": ["int8"], "cache": "c.cache"}),
         (["--int8", "--fp16", "--calib=c.cache"], {"version": "10.3", "data_type": "fp16", "cache": "c.cache"}),
+        (["--int8", "--bf16", "--calib=c.cache"], {"version": "10.3", "data_type": "bf16", "cache": "c.cache"}),
+        (["--int8", "--calib=c.cache"], {"version": "8.6.1", "data_type": "bf16", "cache": "c.cache"}),
     ],
 )
 def test_flags(wanted, asked):

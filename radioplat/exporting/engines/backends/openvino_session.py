@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,34 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     names = [output.get_names() for output in compiled[record["batch"][1]].outputs]
     outputs = [next((name for name in record["outputs"] if name in each), min(each)) for each in names]
 
-    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+    @contextlib.contextmanager
+    def named() -> Iterator[None]:
         try:
-            request = request_for(len(images))
-            request.infer([images], share_inputs=True, share_outputs=True)
+            yield
         except EngineError:
             raise
         except Exception as error:
             raise EngineError(f"OpenVINO failed: {_line(error)}", where=str(path)) from error
+
+    def run(images: np.ndarray) -> dict[str, np.ndarray]:
+        with named():
+            request = request_for(len(images))
+            request.infer([images], share_inputs=True, share_outputs=True)
         values = (np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(outputs)))
         return dict(zip(outputs, values, strict=True))
 
     def bound(images: np.ndarray) -> Callable[[], object]:
         """Return a call that computes these images, whose array stays the input."""
-        request, tensor = request_for(len(images)), load_openvino().Tensor(images, shared_memory=True)
-        request.set_input_tensor(tensor)
-        return lambda: (request.infer(), tensor)  # the tensor lives as long as the call
+        with named():
+            request, tensor = request_for(len(images)), load_openvino().Tensor(images, shared_memory=True)
+            request.set_input_tensor(tensor)
+
+        def call(_kept: object = tensor) -> None:  # the tensor lives as long as the function
+            """Compute them."""
+            with named():
+                request.infer()
+
+        return call
 
     run.bound = bound  # type: ignore[attr-defined]
     return "cpu", run
