@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from benchmarks.composites import CLASSES, write_set
 from radioplat.data.detection.coco import read_coco
 from radioplat.errors import RadioplatError
 from radioplat.evaluation.detection.measure_detector import look_at
+from radioplat.evaluation.models import engine as engine_model
 from radioplat.evaluation.pictures.boxes_panel import boxes_panel
+from radioplat.exporting.engine_latency import latency_here
 from radioplat.exporting.engines.build import build_engine
 from radioplat.exporting.onnx.export import export_onnx
 from radioplat.models.detectors.checkpoint import save_detector
@@ -82,6 +85,20 @@ def spec_of(made, tmp_path, **models):
         },
         "evaluate": {"models": {name: str(made / file) for name, file in models.items()}, "pictures": 3},
     }
+
+
+def test_what_is_measured_first_here_is_warned_of_at_once(made, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path / "made")
+    record = json.loads((made / "model.engine.json").read_text()) | {"latency": None}
+    (tmp_path / "made/model.engine.json").write_text(json.dumps(record))
+
+    def slower(*given):
+        latency, new = latency_here(*given)
+        return latency | {"warnings": ["another type is faster"]}, new
+
+    monkeypatch.setattr(engine_model, "latency_here", slower)
+    found = evaluate(spec_of(tmp_path / "made", tmp_path, torch="model", engine="model.engine"))
+    assert [row.warning for row in found.models] == ["", "another type is faster"]
 
 
 def test_all_forms_are_judged_on_the_same_images(made, tmp_path, capsys):
