@@ -327,7 +327,8 @@ def _outcome(reader: Any, data: bytes, kept: Path) -> str:  # noqa: ANN401
         kept.with_suffix(".txt").write_text(traceback.format_exc())
         return "tracebacks"
     peak = _memory("VmHWM", processes)
-    if (grown := sum(peak[process] - before[process] for process in peak)) > reader.limit:
+    # One that shrank meanwhile makes up for none that grew.
+    if (grown := sum(max(0, peak[process] - before[process]) for process in peak)) > reader.limit:
         kept.with_suffix(".txt").write_text(f"memory grew by {grown / MIB:.0f} MiB of {reader.limit / MIB:.0f}\n")
         return "memory_over"
     kept.unlink()
