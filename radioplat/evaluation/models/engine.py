@@ -76,11 +76,11 @@ class EngineModel:
         type is faster here.
         """
         execution = self._record.get("execution") or {}
-        unlike = execution.get("warning", "")
-        if unlike and execution.get("cpu") != cpu_name(UNITS):  # None for a GPU
-            unlike = f"where it was built ({execution.get('cpu') or execution['device']}): {unlike}"
+        differs = execution.get("warning", "")
+        if differs and execution.get("cpu") != cpu_name(UNITS):  # None for a GPU
+            differs = f"where it was built ({execution.get('cpu') or execution['device']}): {differs}"
         slower = (self._latency or self._known).get("warnings", [])
-        return "; ".join(filter(None, [self._overflow, unlike, *slower]))
+        return "; ".join(filter(None, [self._overflow, differs, *slower]))
 
     def state(self, evaluated: bool) -> str:
         """Return a description of where the engine was executed and evaluated: here, or as its record lists."""

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from radioplat.common.atomic_files import written_aside
 from radioplat.errors import EngineError
 from radioplat.exporting.deploy import infer_onnxruntime, infer_tensorrt, triton
 from radioplat.exporting.deploy.trtexec import arguments, script
-from radioplat.exporting.onnx.precision import widen
-from radioplat.exporting.onnx.publish import save
+from radioplat.exporting.onnx.precision import write_in_fp32
 from radioplat.exporting.reference_session import open_reference
 
 PREPROCESSING, BUILD, VERIFY, SAMPLE = "preprocessing.json", "build_engine.sh", "verify.sh", "sample.npz"
@@ -147,10 +145,7 @@ def _sample(content: Bundled) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory(prefix="radioplat-") as scratch:
             file = content.onnx_file
             if content.data_type == "bf16":
-                model = onnx.load(str(file))
-                widen(model)
-                file = Path(scratch) / file.name
-                save(model, file)
+                file = write_in_fp32(file, Path(scratch) / file.name)
             session = open_reference(file, "export.bundle")
         values = session.run(None, {name: images.astype(np.float32) / 255})
     except Exception as error:  # noqa: BLE001 - its errors have no common base class

@@ -29,12 +29,13 @@ from radioplat.exporting.engines.coverage import Coverage, coverage
 from radioplat.exporting.engines.engine_record import backend_of, mark_latency, state_of, write_engine
 from radioplat.exporting.engines.engine_runner import load_engine
 from radioplat.exporting.engines.execution import try_execution
-from radioplat.exporting.engines.float_twins import float_types, write_in_fp32, write_twin
+from radioplat.exporting.engines.float_twins import float_types, write_twin
 from radioplat.exporting.engines.interface import SECTION, BuildRequest, BuiltEngine
 from radioplat.exporting.engines.layer_precision import precisions_of, set_precisions
 from radioplat.exporting.engines.library import choose_backend, cuda_driver
 from radioplat.exporting.engines.onnx_input import OnnxInput, check_data_type, parse_engine_type, read_onnx
 from radioplat.exporting.made_of import recorded_sources
+from radioplat.exporting.onnx.precision import write_in_fp32
 from radioplat.spec.checks.tasks.engine import engine_problems
 from radioplat.spec.resolved.number_formats import ACTIVATIONS
 from radioplat.spec.schema.engine import CalibrationConfig, EngineBackend, TensorRTConfig
@@ -100,8 +101,8 @@ class EngineReport:
     @property
     def warnings(self) -> list[str]:
         """That it computes something else than its file, or is not the fastest here, with the causes; sentences."""
-        unlike = self.execution.get("warning")
-        return [*([unlike] if unlike else []), *(self.latency or {}).get("warnings", [])]
+        of_execution = [self.execution["warning"]] if "warning" in self.execution else []
+        return [*of_execution, *(self.latency or {}).get("warnings", [])]
 
     @property
     def state(self) -> str:

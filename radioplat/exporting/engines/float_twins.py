@@ -25,14 +25,6 @@ def write_twin(source: Path, data_type: str, path: Path) -> Path:
     return path
 
 
-def write_in_fp32(source: Path, path: Path) -> Path:
-    """Write ``source``, with its Q/DQ, to ``path`` with fp32 in place of all other float types."""
-    model = onnx.load(str(source))
-    widen(model)
-    save(model, path)
-    return path
-
-
 def remove_pairs(model: ModelProto) -> None:
     """Remove the Q/DQ of ``model``, in place: activations are not rounded, and stored weights become floats."""
     graph = Graph(model)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from radioplat.errors import EngineError, Problem
@@ -127,6 +130,21 @@ class BuiltEngine:
     requantizing: int | None = None
     rest: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def naming_failures(library: str, path: Path) -> Iterator[None]:
+    """In this block, turn any error of a library that runs an engine into one that names the engine.
+
+    Raises:
+        EngineError: the library failed.
+    """
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:  # their errors have no common base class
+        raise EngineError(f"{library} failed: {' '.join(str(error).split())[:300]}", where=str(path)) from error
 
 
 def resolve_shape(shape: list[int], request: BuildRequest) -> tuple[list[int], tuple[int, int, int]]:

@@ -161,9 +161,11 @@ def export_onnx(
         batches = _steps(batch_size, 0 if images is None else len(images))
 
         def comparison() -> dict[str, Any]:
+            """Return what all comparisons with torch have in common."""
             return module.comparison | ({} if images is None else {"noise": _drawn_from(images)})
 
         def check(file: Path) -> Agreement:
+            """Compare a file with torch."""
             return compare_with_torch(file, module, outputs, batches=batches, sizes=sizes, **comparison())
 
         agreement = check(written)

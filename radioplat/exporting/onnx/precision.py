@@ -17,6 +17,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from radioplat.errors import EngineError
+from radioplat.exporting.onnx.publish import save
 from radioplat.exporting.qdq.graph import replace_entries
 from radioplat.spec.resolved.number_formats import DATA_TYPES, FLOATS
 
@@ -120,6 +121,14 @@ def _element_types(model: ModelProto) -> dict[str, int]:
     values = [*typed.value_info, *typed.input, *typed.output]
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     return types | {tensor.name: tensor.data_type for tensor in typed.initializer}
+
+
+def write_in_fp32(source: Path, path: Path) -> Path:
+    """Write ``source``, with its Q/DQ, to ``path`` with fp32 in place of all other float types."""
+    model = onnx.load(str(source))
+    widen(model)
+    save(model, path)
+    return path
 
 
 def simulate(file: Path, data_type: str) -> ModelProto:

@@ -17,11 +17,11 @@ from radioplat.exporting.engines.backends.onnxruntime import open_session
 from radioplat.exporting.engines.build import _in_openvino, build_engine
 from radioplat.exporting.engines.comparison import warnings_of
 from radioplat.exporting.engines.engine_runner import load_engine
-from radioplat.exporting.engines.float_twins import write_in_fp32, write_twin
+from radioplat.exporting.engines.float_twins import write_twin
 from radioplat.exporting.engines.interface import BuildRequest
 from radioplat.exporting.engines.latency import timer
 from radioplat.exporting.latency import LEAST_CALLS, WINDOW, measure_in_turn
-from radioplat.exporting.onnx.precision import retype
+from radioplat.exporting.onnx.precision import retype, write_in_fp32
 from radioplat.exporting.onnx.publish import save
 from radioplat.spec.schema.engine import EngineBackend, TensorRTConfig
 from radioplat.tasks.export.show import show_engine

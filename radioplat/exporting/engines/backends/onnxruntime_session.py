@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from radioplat.errors import EngineError
 from radioplat.exporting.engines.backends.onnxruntime import open_session as open_graph
 from radioplat.exporting.engines.engine_runner import Run
-from radioplat.exporting.engines.interface import LayerTime
+from radioplat.exporting.engines.interface import LayerTime, naming_failures
 
 _TIME = "_kernel_time"
 _FORMATS = {"float": "fp32", "float16": "fp16", "int8": "int8", "uint8": "int8"}
@@ -25,15 +23,9 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     session = open_graph(path.read_bytes(), _level(record))  # bytes: it decides by a path's suffix how to read it
     name, outputs = session.get_inputs()[0].name, [value.name for value in session.get_outputs()]
 
-    @contextlib.contextmanager
-    def named() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # its errors have no common base class
-            raise EngineError(f"onnxruntime failed: {' '.join(str(error).split())[:300]}", where=str(path)) from error
-
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        with named():
+        """Return the features of a batch by output."""
+        with naming_failures("onnxruntime", path):
             return dict(zip(outputs, session.run(outputs, {name: images}), strict=True))
 
     def bound(images: np.ndarray) -> Callable[[], object]:
@@ -45,7 +37,7 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
 
         def call(_kept: np.ndarray = images) -> None:  # the array lives as long as the function
             """Compute them."""
-            with named():
+            with naming_failures("onnxruntime", path):
                 session.run_with_iobinding(binding)
 
         return call

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from radioplat.exporting.engines.backends.openvino import (
     unpacked,
 )
 from radioplat.exporting.engines.engine_runner import Run
-from radioplat.exporting.engines.interface import LayerTime
+from radioplat.exporting.engines.interface import LayerTime, naming_failures
 
 
 def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, Run]:
@@ -42,17 +41,9 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
     names = [output.get_names() for output in compiled[record["batch"][1]].outputs]
     outputs = [next((name for name in record["outputs"] if name in each), min(each)) for each in names]
 
-    @contextlib.contextmanager
-    def named() -> Iterator[None]:
-        try:
-            yield
-        except EngineError:
-            raise
-        except Exception as error:
-            raise EngineError(f"OpenVINO failed: {_line(error)}", where=str(path)) from error
-
     def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        with named():
+        """Return the features of a batch by output."""
+        with naming_failures("OpenVINO", path):
             request = request_for(len(images))
             request.infer([images], share_inputs=True, share_outputs=True)
         values = (np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(outputs)))
@@ -60,13 +51,13 @@ def open_session(path: Path, record: dict[str, Any], gpu_id: int) -> tuple[str, 
 
     def bound(images: np.ndarray) -> Callable[[], object]:
         """Return a call that computes these images, whose array stays the input."""
-        with named():
+        with naming_failures("OpenVINO", path):
             request, tensor = request_for(len(images)), load_openvino().Tensor(images, shared_memory=True)
             request.set_input_tensor(tensor)
 
         def call(_kept: object = tensor) -> None:  # the tensor lives as long as the function
             """Compute them."""
-            with named():
+            with naming_failures("OpenVINO", path):
                 request.infer()
 
         return call
